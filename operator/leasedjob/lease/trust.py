@@ -1,0 +1,101 @@
+"""The trust window and the fence budget: until when a holder may believe in its lease. Pure.
+
+The rule (docs/decisions/0003-fence.md):
+
+    trusted until = heartbeat request sent + 0.98 * duration - fence budget
+    fence budget  = detection + terminationGracePeriodSeconds + 5 s
+    detection     = liveness period * threshold + timeout, at most min(20 s, duration / 10)
+
+0.98 covers a clock *rate* error of two percent between the holder and the database. A holder that is past its trust
+answers "not leased"; the kubelet needs `detection` to notice and the Pod's whole grace period to stop the workload,
+and then the lease has still not expired by the database's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+CLOCK_RATE = 0.98
+STOP_MARGIN_SECONDS = 5.0
+MAX_DETECTION_SECONDS = 20
+MIN_LEASE_SECONDS = 20
+DEFAULT_LEASE_SECONDS = 900
+DEFAULT_HEARTBEAT_SECONDS = 60
+DEFAULT_GRACE_SECONDS = 60
+DEFAULT_PRE_STOP_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The liveness probe's timing, whole seconds as Kubernetes wants them."""
+
+    period: int
+    threshold: int
+    timeout: int
+
+    @property
+    def detection(self) -> int:
+        """Seconds from the first "no" (or silence) until the kubelet has decided to stop the Pod."""
+        return self.period * self.threshold + self.timeout
+
+
+def probe_for(duration_seconds: float) -> Probe:
+    """The probe whose detection is at most min(20 s, duration / 10), and never one answer's worth if it can be three."""
+    budget = max(2, math.floor(min(MAX_DETECTION_SECONDS, duration_seconds / 10)))
+    timeout = max(1, budget // 4)
+    threshold = 3 if budget >= 4 else budget - 1
+    return Probe(period=(budget - timeout) // threshold, threshold=threshold, timeout=timeout)
+
+
+def default_heartbeat(duration_seconds: int) -> int:
+    """min(60, a third of the lease), at least 1; seconds."""
+    return min(DEFAULT_HEARTBEAT_SECONDS, max(1, duration_seconds // 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One attempt's timing; every value in seconds. The one budget from which Pod, probe and sidecar are derived."""
+
+    duration: int
+    heartbeat: int
+    grace: int
+    pre_stop: int
+
+    @property
+    def probe(self) -> Probe:
+        return probe_for(self.duration)
+
+    @property
+    def fence_budget(self) -> float:
+        """Seconds between the sidecar's "no" and the last moment at which the workload may still run."""
+        return self.probe.detection + self.grace + STOP_MARGIN_SECONDS
+
+    @property
+    def trust(self) -> float:
+        """Seconds for which one successful heartbeat is trusted, counted from when it was sent."""
+        return CLOCK_RATE * self.duration - self.fence_budget
+
+    def problem(self) -> str | None:
+        """Why this timing can't hold the fence, in words that name the field; None where it can."""
+        if self.trust < 2 * self.heartbeat:
+            return (
+                f"lease.durationSeconds {self.duration} leaves {self.trust:.1f} s of trust, less than two heartbeats of "
+                f"{self.heartbeat} s: 0.98 * durationSeconds must be at least fence budget {self.fence_budget:.0f} s "
+                f"(detection {self.probe.detection} + shutdown.terminationGracePeriodSeconds {self.grace} + 5) "
+                "+ 2 * lease.heartbeatSeconds"
+            )
+        if self.pre_stop > self.grace - STOP_MARGIN_SECONDS:
+            return (
+                f"shutdown.preStopSeconds {self.pre_stop} leaves no time to stop: it must be at most "
+                f"shutdown.terminationGracePeriodSeconds {self.grace} - 5"
+            )
+        return None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Timing:
+        return cls(**json.loads(text))
