@@ -98,6 +98,7 @@ class Testimony:
     fenced_at: float | None = None
     reason: str = ""  # why fenced, for people; at most 512 characters
     outcome: str | None = None  # for REPORTED: complete, fail or release
+    failed_probe: str | None = None  # container whose own liveness probe failed: the kubelet stops it, not the fence
     version: int = 1
 
     def to_json(self) -> str:

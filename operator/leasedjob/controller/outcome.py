@@ -1,0 +1,209 @@
+"""The outcome of one attempt, from its Pod. Pure; the table of docs/guarantees.md, row by row.
+
+The sidecar's testimony comes first: exit codes alone never make a SUCCESS. Nothing is decided before the kubelet has
+written how every workload container ended and the sidecar has ended as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from leasedjob import protocol
+from leasedjob.controller.facts import ContainerEnd, ContainerFacts, PodFacts
+from leasedjob.protocol import Seen, Testimony
+
+MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
+BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
+
+
+class ExitZeroOnStop(StrEnum):
+    """What exit code 0 means after a stop: an interruption (default), or the end of the work."""
+
+    RETRY = "Retry"
+    SUCCESS = "Success"
+
+
+class Result(StrEnum):
+    COMPLETE = "complete"  # SUCCESS
+    FAIL = "fail"  # FAIL, counts against backoffLimit
+    RELEASE = "release"  # FAIL {released: true}, claimable at once, doesn't count
+    ENDED = "ended"  # FAIL, doesn't count and isn't repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    result: Result
+    reason: str
+    message: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Nothing may be written yet; `final` says that nothing more will come from this Pod: the lease has to expire."""
+
+    why: str
+    final: bool = False
+
+
+def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """The *end* of a long text, which is where errors stand; U+0000 can't be stored and is shown as its picture."""
+    text = text.replace("\x00", "\u2400").encode("utf-8", "replace").decode()
+    return text if len(text) <= limit else "…" + text[-(limit - 1) :]
+
+
+def _leased_to_the_end(t: Testimony, workload: tuple[ContainerFacts, ...]) -> bool:
+    """The sidecar answered "leased" until the last workload container had ended.
+
+    A final testimony was written at SIGTERM, which the kubelet sends to a sidecar only after the workload. One that was
+    cut off (137) holds if the sidecar was seen alive when the workload ended: had it been frozen or gone, the kubelet
+    would have needed at least the detection time before it stopped anything.
+    """
+    if t.seen is not Seen.LEASED:
+        return False
+    if t.final:
+        return True
+    ends = [c.end.finished_at for c in workload if c.end]
+    last = max((e for e in ends if e), default=None)
+    return last is not None and last.timestamp() <= min(t.beat + BEAT_SLACK.total_seconds(), t.until)
+
+
+def _stopped_before_exit(pod: PodFacts) -> bool:
+    """A deletion or disruption came before the last workload container had ended (times are cut to whole seconds, so
+    the same second counts as before: an interruption is repeated, which is the safe reading)."""
+    if pod.stop_requested_at is None:
+        return False
+    ends = [c.end.finished_at for c in pod.workload if c.end and c.end.finished_at]
+    return not ends or max(ends) >= pod.stop_requested_at
+
+
+def _describe(name: str, end: ContainerEnd) -> str:
+    reason = f" ({end.reason})" if end.reason and end.reason not in ("Error", "Completed") else ""
+    return f"container {name} exited with {end.exit_code}{reason}"
+
+
+def _unknown(end: ContainerEnd) -> bool:
+    return end.reason == "ContainerStatusUnknown"
+
+
+def outcome(
+    pod: PodFacts,
+    *,
+    exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY,
+    pending_deadline: datetime | None = None,
+    now: datetime,
+) -> Outcome | Undecided:
+    """What this Pod's attempt came to.
+
+    `pending_deadline`: by when the workload had to have started (None: no deadline); decides whether a Pod that was
+    stopped before its start ended for good or was interrupted. Applies to Pods that adopted the lease; a claim that no
+    Pod adopted is released, not finalized.
+    """
+    if not pod.finished:
+        return Undecided("the Pod has not ended")
+    if not pod.sidecar_ended:
+        return Undecided("the sidecar has not ended")
+    t = pod.testimony
+    if t and (t.lease_id, t.attempt) != (pod.lease_id, pod.attempt):
+        t = None
+    if t and t.seen is Seen.REPORTED and t.outcome:
+        return Outcome(Result(t.outcome), "Reported", cut(t.reason))
+    if not pod.workload_started_at_all:
+        return _never_started(pod, t, pending_deadline, now)
+    if not pod.workload_ended:
+        return Undecided("a workload container has no end written by the kubelet", final=True)
+    if pod.reason == "DeadlineExceeded":
+        return Outcome(Result.FAIL, "DeadlineExceeded", cut(pod.message), _exits(pod))
+    if t is None:
+        return Undecided("the sidecar left no testimony", final=True)
+    if t.seen is Seen.FENCED:
+        return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True, "fencedAt": t.fenced_at})
+    if not _leased_to_the_end(t, pod.workload):
+        return Undecided("the sidecar was gone before the workload ended", final=True)
+    failed = [c for c in (*pod.user_init, *pod.workload) if c.end and c.end.exit_code != 0]
+    if _stopped_before_exit(pod):
+        if not failed and exit_zero_on_stop is ExitZeroOnStop.SUCCESS:
+            return Outcome(Result.COMPLETE, "CompletedOnStop", "", _exits(pod))
+        why = f"stopped ({pod.disrupted or 'the Pod was deleted'}) before its end"
+        return Outcome(Result.RELEASE, "Interrupted", why, {"released": True, **_exits(pod)})
+    if any(_unknown(c.end) for c in failed if c.end):
+        return Outcome(Result.RELEASE, "ContainerStatusUnknown", cut(pod.message), {"released": True, **_exits(pod)})
+    if t.failed_probe:
+        return Outcome(Result.FAIL, "LivenessProbeFailed", cut(t.reason), _exits(pod))
+    if failed:
+        return _failed(pod, failed)
+    return Outcome(Result.COMPLETE, "Completed", "", _exits(pod))
+
+
+def _failed(pod: PodFacts, failed: list[ContainerFacts]) -> Outcome:
+    ends = [(c.name, c.end) for c in failed if c.end]
+    name, first = min(ends, key=lambda e: e[1].finished_at.timestamp() if e[1].finished_at else 0.0)
+    tail = cut(first.message)
+    message = _describe(name, first) + (f": {tail}" if tail else "")
+    return Outcome(Result.FAIL, first.reason or "Error", cut(message), _exits(pod))
+
+
+def _exits(pod: PodFacts) -> dict[str, Any]:
+    containers = [
+        {"name": c.name, "exitCode": c.end.exit_code, "reason": c.end.reason}
+        for c in (*pod.user_init, *pod.workload)
+        if c.end
+    ]
+    return {"containers": containers} if containers else {}
+
+
+def _never_started(
+    pod: PodFacts, t: Testimony | None, pending_deadline: datetime | None, now: datetime
+) -> Outcome | Undecided:
+    """The Pod adopted the lease, is over, and no workload container ever ran."""
+    if t and t.seen is Seen.FENCED:
+        return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True})
+    for c in pod.user_init:
+        if c.end and c.end.exit_code != 0 and pod.stop_requested_at is None:
+            tail = cut(c.end.message)
+            return Outcome(
+                Result.FAIL,
+                "InitContainerFailed",
+                cut(f"init {_describe(c.name, c.end)}" + (f": {tail}" if tail else "")),
+                _exits(pod),
+            )
+    why, message = waiting_reason(pod)
+    if pod.stop_requested_at is not None:
+        if pending_deadline is not None and pod.stop_requested_at >= pending_deadline:
+            return Outcome(Result.ENDED, "PendingDeadlineExceeded", cut(f"{why}: {message}" if message else why))
+        return Outcome(Result.RELEASE, "Interrupted", "stopped before the workload began", {"released": True})
+    if pod.reason == "DeadlineExceeded":
+        return Outcome(Result.FAIL, "DeadlineExceeded", cut(pod.message))
+    return Outcome(Result.RELEASE, "NeverStarted", cut(f"{why}: {message}" if message else why), {"released": True})
+
+
+def waiting_reason(pod: PodFacts) -> tuple[str, str]:
+    """Why a Pod's workload doesn't run yet: (reason, message), as a person would look for it."""
+    if pod.unschedulable:
+        return "Unschedulable", pod.unschedulable
+    containers = [c for c in (pod.adopt, *pod.user_init, pod.gate, *pod.workload) if c]
+    for c in containers:
+        if c.waiting and c.waiting not in ("PodInitializing", "ContainerCreating"):
+            return c.waiting, c.waiting_message
+    if pod.reason:
+        return pod.reason, pod.message
+    for c in containers:
+        if c.end and c.end.exit_code != 0:
+            return c.end.reason or "Error", c.end.message
+    for c in containers:
+        if c.waiting:
+            return c.waiting, c.waiting_message
+    return pod.phase, pod.message
+
+
+def adoption_refusal(pod: PodFacts) -> str | None:
+    """Adopt's last word if the Pod is over because it could not take the claim; None if that isn't why."""
+    a = pod.adopt
+    if not pod.finished or a is None or a.end is None or a.end.exit_code == 0:
+        return None
+    if a.end.exit_code == protocol.EXIT_NOT_MINE and a.end.message:
+        return cut(a.end.message, 512)
+    return cut(f"leasedjob-adopt exited with {a.end.exit_code} {a.end.reason}: {a.end.message}", 512)
