@@ -1,0 +1,95 @@
+"""The exceptions of LeasedJob: one tree.
+
+    LeasedJobError
+    ├── InvalidJobIdentityOptionsError   (also ValueError)   a caller's mistake: type, code or run key
+    ├── InvalidJobLeaseOptionsError      (also ValueError)   a caller's mistake: lease or heartbeat timing
+    ├── InvalidScheduleError             (also ValueError)   a user's mistake: schedule or time zone
+    ├── LostJobLeaseError                                    the lease belongs to somebody else now, or has run out
+    ├── DatabaseUnavailableError                             a passing fault: try again
+    ├── DatabaseRefusedError                                 a fault of configuration: a person has to act
+    └── SchemaMissingError                                   the schema is absent or too old: `leasedjob migrate`
+
+What a caller can act on differently has a type of its own; everything else that the database reports is a bug and is
+raised as psycopg raised it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+
+class LeasedJobError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidJobIdentityOptionsError(LeasedJobError, ValueError):
+    """Type, code or run key don't name one logical run. Raised before any SQL."""
+
+
+class InvalidJobLeaseOptionsError(LeasedJobError, ValueError):
+    """Lease or heartbeat timing is unsafe or of the wrong type. Raised before any SQL."""
+
+
+class InvalidScheduleError(LeasedJobError, ValueError):
+    """A schedule or time zone can't be used.
+
+    Args:
+        field: the field at fault: "schedule", "timeZone" or "schedules[i]".
+        message: what is wrong with it, without the field's name.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class LostJobLeaseError(LeasedJobError):
+    """The lease is no longer held: it expired, or another owner reclaimed the run.
+
+    Args:
+        id: the lease row's id.
+    """
+
+    def __init__(self, id: UUID | str, message: str | None = None) -> None:
+        super().__init__(message or f"the lease {id} is no longer held by this owner")
+        self.id = id
+
+
+class DatabaseUnavailableError(LeasedJobError):
+    """The database can't answer now: network, restart, failover, too many connections, a lock held elsewhere.
+
+    Args:
+        message: the likely cause, for people.
+        kind: a `leasedjob.lease.database.Fault` value.
+    """
+
+    def __init__(self, message: str, kind: str = "transient") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class DatabaseRefusedError(LeasedJobError):
+    """The database or its TLS refuses this configuration: password, role, certificate, pg_hba.
+
+    It may still pass (a Secret that is being rotated), so long-running callers retry it slowly.
+
+    Args:
+        message: the likely cause, for people.
+        kind: a `leasedjob.lease.database.Fault` value.
+    """
+
+    def __init__(self, message: str, kind: str = "refused_login") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class SchemaMissingError(LeasedJobError):
+    """The database lacks the schema `leasedjob`, or a migration of it."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(
+            "the database has no current LeasedJob schema: run `leasedjob migrate`" + (f" ({detail})" if detail else "")
+        )

@@ -1,0 +1,346 @@
+"""The values that cross the border between Python and the lease tables. Pure: no psycopg here.
+
+One row of `leasedjob.job_scheduler` is one logical run; its status, and what each status means:
+
+    RUNNING   owned by `owner_token` until `modified_at + lease_ms` by the database's clock.
+              pod_uid is None: a claim, made by an operator before a Pod exists. Else: adopted by that Pod.
+    SUCCESS   final, for ever.
+    FAIL      retry_at set: another attempt may claim it from then on. retry_at None: no more attempts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from leasedjob.identity import JobSchedulerType, RunIdentity
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from uuid import UUID
+
+    from leasedjob.schedule.due import TickRange
+
+CLAIM_LEASE_MS: Final = 60_000
+INTERRUPTION_LIMIT: Final = 20
+DEFAULT_BACKOFF: Final = -1  # as `retry_ms`: the database applies the run's own backoff rule and limits
+MAX_DATA_BYTES: Final = 256 * 1024
+
+# Values of `reason` that the database itself writes.
+REASON_INTERRUPTION_LIMIT: Final = "InterruptionLimit"
+REASON_JOB_DELETED: Final = "JobDeleted"
+REASON_REPLACED: Final = "Replaced"
+REASON_OVERLAP: Final = "Overlap"
+REASON_STARTING_DEADLINE: Final = "StartingDeadline"
+
+
+class JobSchedulerStatus(StrEnum):
+    """The state of a lease row."""
+
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAIL = "FAIL"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended: SUCCESS, FAIL that counts as failed work, FAIL that doesn't (`{released: true}`)."""
+
+    COMPLETE = "complete"
+    FAIL = "fail"
+    RELEASE = "release"
+
+
+class OverlapRule(StrEnum):
+    """What a claim does while another run of its code is active.
+
+    Active is a run that is RUNNING and unexpired, or FAIL with a retry left.
+    """
+
+    ALLOW = "allow"  # claim anyway
+    SKIP = "skip"  # record the tick as skipped (Forbid)
+    WAIT = "wait"  # write nothing; ask again later
+    REPLACE = "replace"  # ask the active runs to stop, and wait
+
+
+class ClaimVerdict(StrEnum):
+    """The answer to one claim request."""
+
+    CLAIMED = "claimed"  # ours: launch the Pod
+    HELD = "held"  # RUNNING and unexpired, whoever holds it
+    COMPLETED = "completed"  # SUCCESS: never again
+    EXHAUSTED = "exhausted"  # FAIL without a retry left
+    BACKOFF = "backoff"  # FAIL; `retry_at` says from when
+    FUTURE = "future"  # the tick has not come yet by the database's clock
+    PAST = "past"  # no row, and the tick is not after the watermark: decided before, or never to run
+    MISSED = "missed"  # the starting deadline had passed; recorded in the ledger
+    OVERLAP_SKIPPED = "overlap_skipped"  # another run is active; recorded in the ledger
+    OVERLAP_WAIT = "overlap_wait"  # another run is active; nothing recorded, ask again
+    BUSY = "busy"  # a lock is held elsewhere, or the watermark moved: nothing decided, ask again
+    UNREGISTERED = "unregistered"  # this cluster has not registered the code with this object uid
+
+
+class AdoptVerdict(StrEnum):
+    """The answer to adopt."""
+
+    ADOPTED = "adopted"
+    LOST = "lost"  # no such claim: reclaimed, ended, or the token is wrong
+    EXPIRED = "expired"  # the claim ran out before this Pod came
+    TAKEN = "taken"  # another Pod has adopted it
+    REFUSED = "refused"  # the database role is not one of this run's tenant
+    BUSY = "busy"  # the row is locked elsewhere: ask again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """One LeasedJob as its cluster registers it; the unit that `register_jobs` takes.
+
+    Args:
+        code: the job's code.
+        uid: the object's uid; another uid than before means that the object was created anew.
+        created_at: the object's creationTimestamp, aware.
+        schedule_hash: of schedule, time zone and clock-change policy: another value moves the watermark to now.
+        spec_hash: of what must agree between clusters.
+        policy: the concurrencyPolicy: Forbid, Allow or Replace. The strictest of all clusters wins.
+    """
+
+    code: str
+    uid: str
+    namespace: str
+    name: str
+    created_at: datetime
+    schedule_hash: str
+    spec_hash: str
+    policy: str
+    suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """The database's answer to one registration.
+
+    Args:
+        busy: the code's row was locked elsewhere; nothing was written, ask again.
+        watermark: ticks up to and including this instant are decided. None only if busy.
+        spec_differs: another cluster has registered this code with another spec_hash or schedule_hash.
+    """
+
+    code: str
+    busy: bool
+    watermark: datetime | None
+    spec_differs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRequest:
+    """One run that is due, as an operator asks for it.
+
+    Requests of one code in one batch are decided in their order; ticks must come oldest first.
+
+    Args:
+        tick: the tick, aware; None for INITIAL and for a manual run without a tick.
+        name: for people.
+        job_uid: uid of the LeasedJob; it must be the registered one.
+        tenant: `tenants.tenant_of(cluster, namespace)`: whose sidecars may adopt.
+        run_lease_ms: lease.durationSeconds in milliseconds; what adopt sets.
+        on_overlap: see OverlapRule.
+        lease_ms: how long the claim itself lives unless renewed.
+        starting_deadline_ms: judges the first claim of a tick; None is no deadline. Not applied to manual runs.
+        backoff_limit: failed attempts that may be repeated.
+        interruption_limit: interrupted attempts that may be repeated.
+        manual: a person asked: the watermark is neither judged nor moved.
+        reopen: with `manual`: an exhausted or waiting FAIL row may be claimed again. SUCCESS never.
+        dropped: tick ranges to record when the watermark moves past them.
+    """
+
+    identity: RunIdentity
+    tick: datetime | None
+    name: str
+    namespace: str
+    job_name: str
+    job_uid: str
+    tenant: str
+    run_lease_ms: int
+    on_overlap: OverlapRule
+    lease_ms: int = CLAIM_LEASE_MS
+    starting_deadline_ms: int | None = None
+    backoff_limit: int = 0
+    interruption_limit: int = INTERRUPTION_LIMIT
+    manual: bool = False
+    reopen: bool = False
+    dropped: tuple[TickRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimResult:
+    """The answer to the request at the same position of the batch.
+
+    Args:
+        id: the row, where one exists (also for HELD, BACKOFF, ...).
+        owner_token: the claim token; only for CLAIMED.
+        expires_at: until when the claim, or the lease that stands in its way, holds.
+        db_now: the database's clock when it decided.
+        watermark: the code's watermark after the decision; None if unknown.
+        reason: for people, where the verdict alone doesn't say it.
+    """
+
+    verdict: ClaimVerdict
+    db_now: datetime
+    id: UUID | None = None
+    owner_token: UUID | None = None
+    attempt: int | None = None
+    fencing_token: int | None = None
+    expires_at: datetime | None = None
+    watermark: datetime | None = None
+    reason: str = ""
+    retry_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A lease row as the operator sees it.
+
+    Args:
+        claim_token: the owner token while the row is an unadopted claim, to launch its Pod; else None.
+        cluster, holder: who claimed it; "" for rows of the library alone.
+        started_at: of this attempt (its claim). adopted_at, finished_at: of this attempt, or None.
+        retry_at: see the module's text.
+        expires_at: modified_at + lease_ms, for RUNNING rows; judged by `db_now`.
+        db_now: the database's clock when this row was read.
+        held_here: RUNNING, unexpired, and claimed by the cluster that asked.
+    """
+
+    id: UUID
+    lock_key: str
+    identity: RunIdentity
+    name: str
+    status: JobSchedulerStatus
+    outcome: Outcome | None
+    attempt: int
+    failures: int
+    interruptions: int
+    backoff_limit: int
+    interruption_limit: int
+    fencing_token: int
+    lease_ms: int
+    run_lease_ms: int
+    cluster: str
+    namespace: str
+    job_name: str
+    job_uid: str
+    tenant: str
+    holder: str
+    pod_name: str | None
+    pod_uid: str | None
+    claim_token: UUID | None
+    tick: datetime | None
+    manual: bool
+    created_at: datetime
+    started_at: datetime
+    adopted_at: datetime | None
+    finished_at: datetime | None
+    stop_requested_at: datetime | None
+    retry_at: datetime | None
+    reason: str
+    data: Any = field(compare=False)
+    modified_at: datetime
+    changed_at: datetime
+    expires_at: datetime
+    db_now: datetime
+    held_here: bool
+
+    @property
+    def expired(self) -> bool:
+        """RUNNING, and the lease had run out by the database's clock when the row was read."""
+        return self.status is JobSchedulerStatus.RUNNING and self.expires_at < self.db_now
+
+    @property
+    def terminal(self) -> bool:
+        """No further attempt will come."""
+        return self.status is JobSchedulerStatus.SUCCESS or (
+            self.status is JobSchedulerStatus.FAIL and self.retry_at is None
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """Ticks that did not run, and why.
+
+    Args:
+        kind: "skipped" (overlap) or "missed" (deadline, policy or limit).
+        count_is_exact: False where counting stopped at its bound.
+    """
+
+    code: str
+    first: datetime
+    last: datetime
+    count: int
+    count_is_exact: bool
+    kind: str
+    reason: str
+    decided_by: str
+    decided_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The answer to `record_ticks`.
+
+    Args:
+        recorded: False: the code was busy, unregistered, or the watermark had moved into the range. Look again.
+        watermark: where it stands now; None if the code is unknown.
+    """
+
+    recorded: bool
+    watermark: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """The answer to adopt; numbers are set where the verdict is ADOPTED."""
+
+    verdict: AdoptVerdict
+    reason: str = ""
+    lease_ms: int | None = None
+    attempt: int | None = None
+    fencing_token: int | None = None
+    lock_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The answer to heartbeat.
+
+    Args:
+        held: the lease was extended. False and not busy: it is lost for good.
+        stop_requested: the run was asked to stop; the lease was still extended.
+        busy: the row is locked elsewhere: ask again.
+    """
+
+    held: bool
+    stop_requested: bool
+    busy: bool
+
+
+__all__ = [
+    "CLAIM_LEASE_MS",
+    "DEFAULT_BACKOFF",
+    "INTERRUPTION_LIMIT",
+    "MAX_DATA_BYTES",
+    "AdoptVerdict",
+    "Adoption",
+    "Beat",
+    "ClaimRequest",
+    "ClaimResult",
+    "ClaimVerdict",
+    "JobSchedulerStatus",
+    "JobSchedulerType",
+    "LedgerEntry",
+    "Outcome",
+    "OverlapRule",
+    "Recorded",
+    "Registered",
+    "Registration",
+    "Run",
+    "RunIdentity",
+]
