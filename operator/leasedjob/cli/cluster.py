@@ -1,0 +1,264 @@
+"""The plugin's way to a cluster: the kubeconfig, LeasedJobs and LeasedJobRuns as dicts, and errors made readable.
+
+Importing this module imports the `kubernetes` client (about half a second), so verbs import it when they need it.
+Dicts are used because typed models drop the fields that they don't know.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import urllib3
+from kubernetes import client, config, watch
+
+from leasedjob.cli.exits import Exit, Failure
+from leasedjob.protocol import FIELD_MANAGER, GROUP, VERSION
+
+Object = dict[str, Any]
+
+SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_SINGULAR: Final = {"leasedjobs": "LeasedJob", "leasedjobruns": "LeasedJobRun"}
+_PAGE: Final = 500
+
+# urllib3 logs a warning for each attempt that fails; the one line that matters is the Failure's.
+logging.getLogger("urllib3").setLevel(logging.ERROR)
+logging.getLogger("kubernetes").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One cluster and namespace, as the flags chose them. Every method raises `Failure` and nothing else."""
+
+    api: Any
+    namespace: str
+    where: str  # for messages: the context, or the server
+
+    PATIENT: ClassVar = (10.0, 60.0)  # seconds to connect, to answer
+    QUICK: ClassVar = (1.0, 2.0)  # for completion
+
+    @classmethod
+    def connect(cls, kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
+        """Reads the kubeconfig (or, in a Pod, the service account); talks to nobody yet.
+
+        Raises:
+            Failure: UNREACHABLE where there is neither, where the file is unreadable or the context is unknown.
+        """
+        settings = client.Configuration()
+        try:
+            if kubeconfig is None and context is None and _in_a_pod():
+                config.load_incluster_config(client_configuration=settings)
+                own, where = SERVICE_ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip(), "this Pod's cluster"
+            else:
+                contexts, current = config.list_kube_config_contexts(kubeconfig)
+                chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
+                if chosen is None:
+                    known = ", ".join(sorted(c["name"] for c in contexts)) or "none"
+                    raise Failure(Exit.UNREACHABLE, f"the kubeconfig has no context {context!r} (it has: {known})")
+                config.load_kube_config(kubeconfig, context=chosen["name"], client_configuration=settings)
+                own, where = chosen["context"].get("namespace"), f"context {chosen['name']}"
+        except Failure:
+            raise
+        except config.ConfigException as error:
+            raise Failure(Exit.UNREACHABLE, f"no usable kubeconfig: {_one_line(error)}") from error
+        except Exception as error:  # whatever a file of the wrong shape, or YAML, raises
+            raise Failure(Exit.UNREACHABLE, f"the kubeconfig can't be read: {_one_line(error)}") from error
+        settings.retries = False  # a person waits: the first failure is the answer
+        return cls(client.CustomObjectsApi(client.ApiClient(settings)), namespace or own or "default", where)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, plural: str, name: str) -> Object:
+        """One object; Failure NOT_FOUND where it isn't there."""
+        with self._translated(plural, name):
+            found: Object = self.api.get_namespaced_custom_object(
+                GROUP, VERSION, self.namespace, plural, name, _request_timeout=self.PATIENT
+            )
+            return found
+
+    def list_all(
+        self, plural: str, *, all_namespaces: bool = False, timeout: tuple[float, float] = PATIENT
+    ) -> list[Object]:
+        """All objects of the namespace, or of the cluster, page by page."""
+        items: list[Object] = []
+        more: dict[str, str] = {}
+        while True:
+            with self._translated(plural):
+                page = (
+                    self.api.list_cluster_custom_object(
+                        GROUP, VERSION, plural, limit=_PAGE, _request_timeout=timeout, **more
+                    )
+                    if all_namespaces
+                    else self.api.list_namespaced_custom_object(
+                        GROUP, VERSION, self.namespace, plural, limit=_PAGE, _request_timeout=timeout, **more
+                    )
+                )
+            items += page["items"]
+            following = page["metadata"].get("continue")
+            if not following:
+                return items
+            more = {"_continue": following}
+
+    def names(self, plural: str) -> list[str]:
+        """Names only, for completion."""
+        return [item["metadata"]["name"] for item in self.list_all(plural, timeout=self.QUICK)]
+
+    def namespaces(self) -> list[str]:
+        """Names of the cluster's namespaces, for completion. By hand: importing CoreV1Api would double the time."""
+        api = self.api.api_client
+        request = api.param_serialize("GET", "/api/v1/namespaces", auth_settings=["BearerToken"])
+        answer = api.call_api(*request, _request_timeout=self.QUICK)
+        return [item["metadata"]["name"] for item in json.loads(answer.read())["items"]]
+
+    def follow(self, plural: str, name: str, seconds: float | None) -> Iterator[Object]:
+        """The object as it is and then at every change, until the caller stops or `seconds` are over.
+
+        A watch that breaks or goes silent is begun again from a fresh read. Raises `Failure` NOT_FOUND when the
+        object is gone.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        broken = 0
+        while True:
+            current = self.get(plural, name)
+            yield current
+            left = 300.0 if end is None else min(300.0, end - time.monotonic())
+            if left <= 0:
+                return
+            try:
+                with self._translated(plural, name, passing=True):
+                    for event in watch.Watch().stream(
+                        self.api.list_namespaced_custom_object,
+                        GROUP,
+                        VERSION,
+                        self.namespace,
+                        plural,
+                        field_selector=f"metadata.name={name}",
+                        resource_version=current["metadata"]["resourceVersion"],
+                        timeout_seconds=max(1, round(left)),
+                        _request_timeout=(10.0, left + 10.0),
+                        deserialize=False,
+                    ):
+                        if event["type"] == "DELETED":
+                            raise Failure(Exit.NOT_FOUND, f"{_SINGULAR[plural]} {name} was deleted")
+                        broken = 0
+                        yield event["object"]
+            except _Passing:
+                broken += 1
+                # Not a poll: only a watch that failed gets here, and it must not be a busy loop.
+                time.sleep(min(2.0**broken * 0.1, 5.0, max(0.0, left)))
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def create(self, plural: str, body: Object) -> Object:
+        """Creates the object in the namespace and returns it as the API server stored it."""
+        with self._translated(plural):
+            created: Object = self.api.create_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                self.namespace,
+                plural,
+                body,
+                field_manager=f"kubectl-{FIELD_MANAGER}",
+                field_validation="Strict",
+                _request_timeout=self.PATIENT,
+            )
+            return created
+
+    def merge(self, plural: str, name: str, patch: Object) -> Object:
+        """A JSON merge patch."""
+        with self._translated(plural, name):
+            patched: Object = self.api.patch_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                self.namespace,
+                plural,
+                name,
+                patch,
+                field_manager=f"kubectl-{FIELD_MANAGER}",
+                _content_type="application/merge-patch+json",
+                _request_timeout=self.PATIENT,
+            )
+            return patched
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translated(self, plural: str, name: str | None = None, *, passing: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except client.ApiException as error:
+            if passing and (error.status in (410, 429) or (error.status or 0) >= 500):
+                raise _Passing from error
+            raise self._answered(error, plural, name) from error
+        except urllib3.exceptions.HTTPError as error:
+            if passing:
+                raise _Passing from error
+            message = f"no answer from the API server ({self.where}): {_reason(error)}"
+            raise Failure(Exit.UNREACHABLE, message) from error
+
+    def _answered(self, error: client.ApiException, plural: str, name: str | None) -> Failure:
+        said = _status(error)
+        message = said.get("message") or _one_line(error.reason or error)
+        kind, place = _SINGULAR[plural], f"namespace {self.namespace} ({self.where})"
+        match error.status:
+            case 401:
+                return Failure(Exit.NO_ACCESS, f"not logged in ({self.where}): the API server refuses the credentials")
+            case 403 if said.get("reason") == "Forbidden" and "is forbidden: User" in message:
+                return Failure(Exit.NO_ACCESS, f"no access: {message}")
+            case 403:  # admission: a quota, a policy, a terminating namespace
+                return Failure(Exit.REFUSED, f"refused: {message}")
+            case 404:
+                details = said.get("details") or {}
+                if details.get("kind") == "namespaces":
+                    return Failure(Exit.NOT_FOUND, f"namespace {self.namespace} not found ({self.where})")
+                if name is not None and details.get("name") == name:
+                    return Failure(Exit.NOT_FOUND, f"{kind} {name} not found in {place}")
+                return Failure(
+                    Exit.NOT_INSTALLED,
+                    f"the cluster ({self.where}) has no {kind}s of {GROUP}/{VERSION}: is the chart installed there?",
+                )
+            case _:
+                return Failure(Exit.REFUSED, f"the API server answers {error.status}: {message}")
+
+
+class _Passing(Exception):
+    """A fault of a watch that a fresh read gets over."""
+
+
+def context_names(kubeconfig: str | None) -> list[str]:
+    """The kubeconfig's contexts, for completion."""
+    return [context["name"] for context in config.list_kube_config_contexts(kubeconfig)[0]]
+
+
+def _in_a_pod() -> bool:
+    files = config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)
+    return SERVICE_ACCOUNT_NAMESPACE.exists() and not any(Path(file).expanduser().exists() for file in files if file)
+
+
+def _status(error: client.ApiException) -> Object:
+    """The answer's metav1.Status, or {} where a proxy or an unknown path answered."""
+    try:
+        status = json.loads(error.body or "")
+    except (ValueError, TypeError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause that urllib3 wrapped, without its object addresses."""
+    inner: object = error
+    while (deeper := getattr(inner, "reason", None)) is not None and isinstance(deeper, Exception):
+        inner = deeper
+    text = _one_line(inner)
+    return text.rpartition(">: ")[2] if ">: " in text else text
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,86 @@
+"""`kubectl leasedjob list`: LeasedJobs, whether they are in order, and how their last run went."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from leasedjob.cli.options import cluster_options, target
+from leasedjob.cli.output import Column, Format, ago, as_list, dump, format_option, qualified, show_table
+
+Object = dict[str, Any]
+
+
+@click.command(name="list")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of all namespaces.")
+@format_option(Format.WIDE, Format.JSON, Format.YAML, Format.NAME)
+@click.option("--no-headers", is_flag=True, help="Without the line of headers.")
+@cluster_options
+@click.pass_context
+def command(ctx: click.Context, all_namespaces: bool, output: Format, no_headers: bool) -> None:
+    """List LeasedJobs and their last results."""
+    cluster = target(ctx)
+    jobs = cluster.list_all("leasedjobs", all_namespaces=all_namespaces)
+    if output in (Format.JSON, Format.YAML):
+        dump(as_list(jobs), output)
+    elif output is Format.NAME:
+        for job in jobs:
+            click.echo(qualified(job))
+    elif jobs:
+        show_table(jobs, columns(datetime.now(UTC), all_namespaces), wide=output is Format.WIDE, headers=not no_headers)
+    else:
+        where = "in any namespace" if all_namespaces else f"in namespace {cluster.namespace}"
+        click.echo(f"No LeasedJobs {where}.", err=True)
+
+
+def columns(now: datetime, with_namespace: bool) -> list[Column]:
+    """The table's columns; `now` is what ages count from."""
+    return [
+        *([Column("NAMESPACE", lambda job: job["metadata"]["namespace"])] if with_namespace else []),
+        Column("NAME", lambda job: job["metadata"]["name"]),
+        Column("SCHEDULE", _schedule),
+        Column("TIME ZONE", lambda job: job["spec"].get("timeZone", "")),
+        Column("STATE", state, coloured=True),
+        Column("ACTIVE", lambda job: str(len(_status(job).get("active") or []))),
+        Column("NEXT", lambda job: ago(_status(job).get("nextScheduleTime"), now)),
+        Column("LAST SCHEDULE", lambda job: ago(_status(job).get("lastScheduleTime"), now)),
+        Column("LAST RESULT", last_result, coloured=True),
+        Column("AGE", lambda job: ago(job["metadata"].get("creationTimestamp"), now)),
+        Column("HOLDER", _holder, wide=True),
+        Column("CODE", lambda job: _status(job).get("code", ""), wide=True),
+    ]
+
+
+def state(job: Object) -> str:
+    """`Ready`, `Suspended`, `Unknown` (no operator has looked yet), or the reason why it isn't ready."""
+    ready = next((c for c in _status(job).get("conditions") or [] if c.get("type") == "Ready"), None)
+    if ready is None or ready.get("status") == "Unknown":
+        return "Unknown"
+    if ready.get("status") != "True":
+        return f"False: {ready.get('reason', '')}"
+    return "Suspended" if job["spec"].get("suspend") else "Ready"
+
+
+def last_result(job: Object) -> str:
+    """Outcome and reason of the most recent run that has ended."""
+    runs = [run for run in _status(job).get("recentRuns") or [] if run.get("completionTime")]
+    if not runs:
+        return ""
+    last = max(runs, key=lambda run: str(run["completionTime"]))
+    outcome = str(last.get("outcome", ""))
+    return f"{outcome} {last['reason']}" if last.get("reason") and outcome != "SUCCESS" else outcome
+
+
+def _schedule(job: Object) -> str:
+    schedule = job["spec"].get("schedule")
+    return schedule if isinstance(schedule, str) else str(job["spec"].get("type", ""))
+
+
+def _holder(job: Object) -> str:
+    return ", ".join(run["holder"] for run in _status(job).get("active") or [] if run.get("holder"))
+
+
+def _status(job: Object) -> Object:
+    return job.get("status") or {}

@@ -1,0 +1,109 @@
+"""The flags that every verb of `kubectl leasedjob` takes, spelled as kubectl spells them.
+
+They may stand before or behind the verb. Only click is imported here; the client comes with `target()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+if TYPE_CHECKING:
+    from leasedjob.cli.cluster import Cluster
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cluster_options(function: F) -> F:
+    """Adds -n/--namespace, --context and --kubeconfig. Their values are kept in the context, not passed on."""
+    for add in (
+        click.option(
+            "--kubeconfig",
+            type=click.Path(),
+            metavar="FILE",
+            expose_value=False,
+            callback=_remember,
+            help="Path of the kubeconfig; default: $KUBECONFIG, ~/.kube/config, the Pod's service account.",
+        ),
+        click.option(
+            "--context",
+            metavar="NAME",
+            expose_value=False,
+            callback=_remember,
+            shell_complete=_contexts,
+            help="Context of the kubeconfig; default: its current one.",
+        ),
+        click.option(
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            expose_value=False,
+            callback=_remember,
+            shell_complete=_namespaces,
+            help="Namespace; default: the context's.",
+        ),
+    ):
+        function = add(function)
+    return function
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        _chosen(ctx)[str(param.name)] = value
+    return value
+
+
+def _chosen(ctx: click.Context) -> dict[str, str]:
+    return cast("dict[str, str]", ctx.find_root().ensure_object(dict))
+
+
+def target(ctx: click.Context) -> Cluster:
+    """The cluster that the flags name.
+
+    Raises `Failure` (UNREACHABLE) where there is no kubeconfig or no such context.
+    """
+    from leasedjob.cli.cluster import Cluster
+
+    chosen = _chosen(ctx)
+    return Cluster.connect(chosen.get("kubeconfig"), chosen.get("context"), chosen.get("namespace"))
+
+
+# --- completion: silent on every error, and quick ---------------------------------------------------------------------
+
+
+def _complete(ctx: click.Context, incomplete: str, names: Callable[[Cluster], list[str]]) -> list[str]:
+    try:
+        return [name for name in names(target(ctx)) if name.startswith(incomplete)]
+    except Exception:
+        return []  # a completion that complains would garble the command line
+
+
+def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of LeasedJobs in the namespace."""
+    return _complete(ctx, incomplete, lambda cluster: cluster.names("leasedjobs"))
+
+
+def complete_runs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of LeasedJobRuns in the namespace that have not ended."""
+    from leasedjob.cli.exits import Phase
+
+    def going_on(cluster: Cluster) -> list[str]:
+        runs = cluster.list_all("leasedjobruns", timeout=cluster.QUICK)
+        return [run["metadata"]["name"] for run in runs if Phase.of(run).exit_code is None]
+
+    return _complete(ctx, incomplete, going_on)
+
+
+def _namespaces(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return _complete(ctx, incomplete, lambda cluster: cluster.namespaces())
+
+
+def _contexts(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from leasedjob.cli.cluster import context_names
+
+    try:
+        return [name for name in context_names(_chosen(ctx).get("kubeconfig")) if name.startswith(incomplete)]
+    except Exception:
+        return []
