@@ -1,0 +1,12 @@
+#!/bin/sh
+# Fills wheels/ with what the images install, so that they can be built without a network: download-wheels.sh [ARCH] [PIP]
+# An empty wheels/ means that the build installs from the package index.
+set -eu
+cd "$(dirname "$0")/.."
+arch=${1:-$(uname -m)}
+pip=${2:-pip}
+for lock in operator sidecar build postgresql; do
+    $pip download --quiet --no-deps --require-hashes --only-binary=:all: --dest wheels --implementation cp --abi cp313 --abi abi3 \
+        --abi none --python-version 3.13 --platform "manylinux_2_28_$arch" --platform "manylinux_2_17_$arch" \
+        --platform "manylinux2014_$arch" --platform any -r "requirements/$lock.txt"
+done
