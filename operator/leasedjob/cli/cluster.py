@@ -31,6 +31,8 @@ _PAGE: Final = 500
 # urllib3 logs a warning for each attempt that fails; the one line that matters is the Failure's.
 logging.getLogger("urllib3").setLevel(logging.ERROR)
 logging.getLogger("kubernetes").setLevel(logging.CRITICAL)
+# insecure-skip-tls-verify is the user's own choice, which kubectl doesn't comment on either.
+urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 
 @dataclass(frozen=True, slots=True)
