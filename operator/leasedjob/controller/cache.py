@@ -1,0 +1,211 @@
+"""What this process knows of the cluster: LeasedJobs, LeasedJobRuns and the runs' Pods, as last observed.
+
+Observations arrive from the watch and from the periodic comparison with a list, in any order; an older one never
+replaces a newer one, and an object that was seen deleted does not come back from an old list.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from leasedjob.controller.facts import PodFacts, parse_time, pod_facts
+from leasedjob.controller.model import Policy
+from leasedjob.lease.rows import Registration, Run
+
+Json = Mapping[str, Any]
+Key = tuple[str, str]  # namespace, name of a LeasedJob
+TOMBSTONE_SECONDS: Final = 600.0
+
+
+def version(body: Json) -> int:
+    """The resource version as a number; they are comparable within one resource."""
+    text = str((body.get("metadata") or {}).get("resourceVersion") or "0")
+    return int(text) if text.isdecimal() else 0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One LeasedJob. What the API server said, what was derived from it, and what the database said."""
+
+    namespace: str
+    name: str
+    uid: str
+    body: Json
+    created_at: datetime
+    # derived from spec
+    generation: int = -1  # of the spec that the following was parsed from
+    code: str = ""
+    policy: Policy | None = None
+    problem: tuple[str, str] | None = None  # reason, message: why the object is not Ready
+    warning: str = ""
+    template: Json = field(default_factory=dict)
+    pull_secrets: tuple[str, ...] = ()
+    sidecar_resources: Json | None = None
+    initial_lock_key: str = ""
+    registration: Registration | None = None
+    # from the database
+    registered: Registration | None = None  # as it was accepted
+    watermark: datetime | None = None
+    spec_differs: bool = False
+    rows: dict[UUID, Run] = field(default_factory=dict)
+    rows_loaded: bool = False
+    # this process's own memory; losing it is harmless
+    handled: dict[str, float] = field(default_factory=dict)  # actions that were just taken, and until when to leave them
+    trouble: str = ""  # why the last reconcile could not finish, for status
+    backoff: float = 0.0
+    notes: dict[str, str] = field(default_factory=dict)  # lock key of a manual run -> why it doesn't start
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+
+class Cache:
+    """All observed objects. `changed(key)` is called for each LeasedJob that something changed for."""
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        self._changed = changed
+        self.jobs: dict[Key, Entry] = {}
+        self.pods: dict[str, PodFacts] = {}
+        self.pods_of: defaultdict[Key, set[str]] = defaultdict(set)
+        self.runs: dict[str, Json] = {}  # LeasedJobRuns by uid
+        self.runs_of: defaultdict[Key, set[str]] = defaultdict(set)
+        self.removed: list[Entry] = []  # LeasedJobs that are gone and have to be unregistered
+        self._versions: dict[str, int] = {}
+        self._gone: dict[str, float] = {}
+
+    def _news(self, body: Json) -> bool:
+        uid = body["metadata"]["uid"]
+        if uid in self._gone or version(body) < self._versions.get(uid, 0):
+            return False
+        changed = version(body) != self._versions.get(uid)
+        self._versions[uid] = version(body)
+        return changed
+
+    def _bury(self, uid: str) -> None:
+        now = time.monotonic()
+        self._gone[uid] = now
+        self._versions.pop(uid, None)
+        if len(self._gone) > 1000:
+            self._gone = {u: t for u, t in self._gone.items() if now - t < TOMBSTONE_SECONDS}
+
+    # --- LeasedJobs --------------------------------------------------------------------------------------------------
+
+    def job_seen(self, body: Json) -> None:
+        meta = body["metadata"]
+        if not self._news(body):
+            return
+        key = meta["namespace"], meta["name"]
+        entry = self.jobs.get(key)
+        if entry is not None and entry.uid != meta["uid"]:
+            self.removed.append(entry)  # deleted and created anew while nobody looked
+            entry = None
+        if entry is None:
+            created = parse_time(meta.get("creationTimestamp"))
+            assert created is not None, "the API server sets creationTimestamp"
+            entry = Entry(*key, uid=meta["uid"], body=body, created_at=created)
+            self.jobs[key] = entry
+        entry.body = body
+        self._changed(key)
+
+    def job_gone(self, body: Json) -> None:
+        meta = body["metadata"]
+        self._bury(meta["uid"])
+        key = meta["namespace"], meta["name"]
+        entry = self.jobs.get(key)
+        if entry is not None and entry.uid == meta["uid"]:
+            del self.jobs[key]
+            self.removed.append(entry)
+            self._changed(key)
+
+    # --- Pods --------------------------------------------------------------------------------------------------------
+
+    def pod_seen(self, body: Json) -> None:
+        if not self._news(body):
+            return
+        facts = pod_facts(body)
+        if facts is None:
+            return
+        self.pods[facts.uid] = facts
+        key = facts.namespace, facts.job_name
+        self.pods_of[key].add(facts.uid)
+        self._changed(key)
+
+    def pod_gone(self, body: Json) -> None:
+        uid = body["metadata"]["uid"]
+        self._bury(uid)
+        facts = self.pods.pop(uid, None)
+        if facts is not None:
+            key = facts.namespace, facts.job_name
+            self.pods_of[key].discard(uid)
+            if not self.pods_of[key]:
+                del self.pods_of[key]
+            self._changed(key)
+
+    def pods_for(self, key: Key) -> tuple[PodFacts, ...]:
+        return tuple(self.pods[uid] for uid in sorted(self.pods_of.get(key, ())) if uid in self.pods)
+
+    # --- LeasedJobRuns -----------------------------------------------------------------------------------------------
+
+    def run_seen(self, body: Json) -> None:
+        if not self._news(body):
+            return
+        meta = body["metadata"]
+        key = meta["namespace"], str((body.get("spec") or {}).get("jobName") or "")
+        self.runs[meta["uid"]] = body
+        self.runs_of[key].add(meta["uid"])
+        self._changed(key)
+
+    def run_gone(self, body: Json) -> None:
+        uid = body["metadata"]["uid"]
+        self._bury(uid)
+        old = self.runs.pop(uid, None)
+        if old is not None:
+            key = old["metadata"]["namespace"], str((old.get("spec") or {}).get("jobName") or "")
+            self.runs_of[key].discard(uid)
+            self._changed(key)
+
+    def runs_for(self, key: Key) -> tuple[Json, ...]:
+        bodies = [self.runs[uid] for uid in self.runs_of.get(key, ()) if uid in self.runs]
+        return tuple(sorted(bodies, key=lambda b: (b["metadata"].get("creationTimestamp") or "", b["metadata"]["name"])))
+
+    # --- comparison with a list --------------------------------------------------------------------------------------
+
+    def compare(self, kind: str, listed: Iterable[Json], at_version: int) -> int:
+        """Take over what a list shows and the watch has not; the number of differences.
+
+        `at_version`: the list's resource version; an object that is newer may rightly be missing in it.
+        """
+        seen, gone = {
+            "jobs": (self.job_seen, self.job_gone),
+            "pods": (self.pod_seen, self.pod_gone),
+            "runs": (self.run_seen, self.run_gone),
+        }[kind]
+        known: dict[str, Json] = {
+            "jobs": {e.uid: (e.body["metadata"]) for e in self.jobs.values()},
+            "pods": {p.uid: {"namespace": p.namespace, "name": p.name, "uid": p.uid} for p in self.pods.values()},
+            "runs": {u: b["metadata"] for u, b in self.runs.items()},
+        }[kind]
+        differences = 0
+        uids = set()
+        for body in listed:
+            uid = body["metadata"]["uid"]
+            uids.add(uid)
+            if uid in self._gone:
+                continue
+            if version(body) > self._versions.get(uid, -1):
+                differences += 1
+                seen(body)
+        for uid in known.keys() - uids:
+            if self._versions.get(uid, 0) > at_version:
+                continue
+            differences += 1
+            gone({"metadata": dict(known[uid])})
+        return differences
+

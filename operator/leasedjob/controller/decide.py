@@ -1,0 +1,387 @@
+"""From what was observed of one LeasedJob to what has to be done. Pure: no clock, no I/O.
+
+Order matters and is kept: attempts that have ended are finalized before anything is claimed, and Pods are cleaned up
+whether or not anything can be created.
+
+A decision may rest on stale caches; every statement that follows from it carries its own condition (id, attempt, token,
+Pod UID, the database's clock), so that a stale decision changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from leasedjob.controller.facts import PodFacts
+from leasedjob.controller.model import ConcurrencyPolicy, JobView, Policy
+from leasedjob.controller.outcome import (
+    ExitZeroOnStop,
+    Outcome,
+    Result,
+    Undecided,
+    adoption_refusal,
+    outcome,
+    waiting_reason,
+)
+from leasedjob.identity import JobSchedulerType, run_key_for
+from leasedjob.lease.rows import INTERRUPTION_LIMIT, JobSchedulerStatus, OverlapRule, Run
+from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
+
+LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
+ON_TIME: Final = timedelta(seconds=60)  # a tick that is started later than this was missed
+EXPIRY_MARGIN: Final = timedelta(milliseconds=20)
+LAUNCH_RETRY_SECONDS: Final = (5, 10, 20, 40, 60)  # a Pod that was refused starts within a minute after the cause is gone
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Finalize an adopted attempt. `retry_ms`: -1 backoff by the row's counters, None no more attempts."""
+
+    run: Run
+    pod_uid: str
+    result: Result
+    reason: str
+    message: str
+    retry_ms: int | None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim:
+    run: Run
+    reason: str
+    message: str
+    retry_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A FAIL row that would be tried again, and must not."""
+
+    run: Run
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    pod: PodFacts
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Create the Pod of a claim that has none."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Try to become the holder. `previous`: the row as it was; a Pod of this cluster that held it is looked up first."""
+
+    type: JobSchedulerType
+    run_key: str | None
+    tick: datetime | None
+    overlap: OverlapRule
+    manual: bool = False
+    previous: Run | None = None
+    dropped: tuple[TickRange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTicks:
+    through: datetime
+    ranges: tuple[TickRange, ...]
+
+
+Action = End | ReleaseClaim | GiveUp | DeletePod | Launch | Claim | RecordTicks
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    actions: tuple[Action, ...]
+    wake_at: datetime | None
+
+
+@dataclass(slots=True)
+class _Wake:
+    """The earliest time at which something may change by itself."""
+
+    at: datetime | None = None
+
+    def by(self, at: datetime | None) -> None:
+        if at is not None and (self.at is None or at < self.at):
+            self.at = at
+
+
+def decide(job: JobView) -> Decision:
+    """All that has to be done for `job` now, and when to look again if nothing happens."""
+    wake = _Wake()
+    actions: list[Action] = []
+    cancelled = {m.lock_key for m in job.manual if m.cancel}
+    for run in sorted(job.rows.values(), key=lambda r: (r.created_at, r.lock_key)):
+        if run.status is JobSchedulerStatus.RUNNING:
+            actions += _running(job, run, run.lock_key in cancelled, wake)
+        elif run.status is JobSchedulerStatus.FAIL and run.retry_at is not None:
+            actions += _retry(job, run, run.lock_key in cancelled, wake)
+    actions += history(job)
+    if job.watermark is not None:
+        actions += _manual(job)
+        actions += _initial(job)
+        actions += _ticks(job, wake)
+    return Decision(tuple(actions), wake.at)
+
+
+# --- a run that is held ----------------------------------------------------------------------------------------------
+
+
+def _running(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Action]:
+    expired = run.expires_at <= job.now
+    if run.cluster != job.cluster:
+        if expired:
+            yield from _reclaim(job, run)
+        else:
+            wake.by(run.expires_at + EXPIRY_MARGIN)
+        return
+    if run.pod_uid is None:
+        yield from _claimed(job, run, cancelled, expired, wake)
+    else:
+        yield from _adopted(job, run, cancelled, expired, wake)
+
+
+def _claimed(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake) -> Iterator[Action]:
+    """The claim is ours and no Pod has adopted it. A claim is always released *before* its Pod is deleted, so that the
+    Pod can't adopt it on its way out."""
+    pod = _pod_of_attempt(job, run)
+    deadline = run.started_at + timedelta(seconds=job.policy.pending_deadline)
+    if cancelled:
+        yield ReleaseClaim(run, "Cancelled", "cancelled before the workload began", None)
+        if pod and not pod.deleting:
+            yield DeletePod(pod, "Cancelled")
+        return
+    if expired:
+        yield from _reclaim(job, run)
+        return
+    wake.by(run.expires_at + EXPIRY_MARGIN)
+    if pod is None:
+        # Crash window: claim committed, Pod not created. Any replica of this cluster launches it.
+        if job.fresh and job.now >= run.started_at + LAUNCH_GRACE:
+            yield Launch(run)
+        else:
+            wake.by(run.started_at + LAUNCH_GRACE)
+        return
+    if refusal := adoption_refusal(pod):
+        yield ReleaseClaim(run, "NotAdopted", refusal, launch_retry_ms(job, run))
+    elif pod.finished or pod.deleting:
+        yield ReleaseClaim(run, "Interrupted", "the Pod ended before it took the lease", _interrupt_ms(run))
+    elif job.now >= deadline:
+        why, message = waiting_reason(pod)
+        yield ReleaseClaim(run, "PendingDeadlineExceeded", f"{why}: {message}" if message else why, None)
+        yield DeletePod(pod, "PendingDeadlineExceeded")
+    else:
+        wake.by(deadline)
+
+
+def _adopted(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake) -> Iterator[Action]:
+    pod = next((p for p in job.pods if p.uid == run.pod_uid), None)
+    # Crash window: workload exited, outcome not written. The Pod still says how it ended, also after the lease's end.
+    deadline = run.started_at + timedelta(seconds=job.policy.pending_deadline)
+    if pod is not None:
+        ended = outcome(
+            pod, exit_zero_on_stop=job.policy.exit_zero_on_stop, pending_deadline=deadline, now=job.now
+        )  # fmt: skip
+        if isinstance(ended, Outcome):
+            yield _end(run, pod, ended, cancelled)
+            return
+        if not pod.deleting and not pod.finished:
+            if cancelled:
+                yield DeletePod(pod, "Cancelled")
+            elif run.stop_requested_at is not None:
+                yield DeletePod(pod, "Replaced")
+            elif not pod.workload_started_at_all:
+                if job.now >= deadline:
+                    yield DeletePod(pod, "PendingDeadlineExceeded")
+                else:
+                    wake.by(deadline)
+    if expired:
+        yield from _reclaim(job, run)
+    else:
+        wake.by(run.expires_at + EXPIRY_MARGIN)
+
+
+def _end(run: Run, pod: PodFacts, ended: Outcome, cancelled: bool) -> End:
+    result, reason, message = ended.result, ended.reason, ended.message
+    if result in (Result.RELEASE, Result.FAIL) and cancelled:
+        result, reason = Result.ENDED, "Cancelled"
+    elif result is Result.RELEASE and run.stop_requested_at is not None:
+        result, reason = Result.ENDED, "Replaced"
+    elif result is Result.RELEASE and run.interruptions + 1 > INTERRUPTION_LIMIT:
+        result, reason = Result.ENDED, "InterruptionLimitExceeded"
+        message = f"interrupted more than {INTERRUPTION_LIMIT} times; the last time: {message}"
+    retry = {Result.COMPLETE: None, Result.FAIL: -1, Result.RELEASE: 0, Result.ENDED: None}[result]
+    return End(run, pod.uid, result, reason, message, retry, ended.data)
+
+
+def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Action]:
+    assert run.retry_at is not None
+    if cancelled:
+        yield GiveUp(run, "Cancelled")
+    elif _launch_given_up(job, run):
+        yield GiveUp(run, "PendingDeadlineExceeded")
+    elif run.retry_at <= job.now:
+        yield from _reclaim(job, run)
+    else:
+        wake.by(run.retry_at)
+
+
+def _launch_given_up(job: JobView, run: Run) -> bool:
+    """A run whose Pods were refused for as long as the pending deadline: it ends, and its slot is free."""
+    refused = run.adopted_at is None and run.failures == 0 and run.interruptions == 0
+    return refused and job.now >= run.created_at + timedelta(seconds=job.policy.pending_deadline)
+
+
+def _reclaim(job: JobView, run: Run) -> Iterator[Action]:
+    if job.watermark is not None:
+        identity = run.identity
+        yield Claim(identity.type, identity.run_key, run.tick, OverlapRule.ALLOW, manual=run.manual, previous=run)
+
+
+def launch_retry_ms(job: JobView, run: Run) -> int | None:
+    """When a claim whose Pod could not be had is tried again; None when it has been tried for long enough."""
+    delay = LAUNCH_RETRY_SECONDS[min(max(run.attempt, 1), len(LAUNCH_RETRY_SECONDS)) - 1]
+    if job.now + timedelta(seconds=delay) >= run.created_at + timedelta(seconds=job.policy.pending_deadline):
+        return None
+    return delay * 1000
+
+
+def _interrupt_ms(run: Run) -> int | None:
+    return None if run.interruptions + 1 > INTERRUPTION_LIMIT else 1000
+
+
+def _pod_of_attempt(job: JobView, run: Run) -> PodFacts | None:
+    return next((p for p in job.pods if p.lease_id == str(run.id) and p.attempt == run.attempt), None)
+
+
+# --- what starts -----------------------------------------------------------------------------------------------------
+
+
+def _active(job: JobView) -> list[Run]:
+    """Runs that overlap with a new one: held, or failed with attempts left. The database decides by the same rule."""
+    return [
+        r
+        for r in job.rows.values()
+        if (r.status is JobSchedulerStatus.RUNNING and r.expires_at > job.now)
+        or (r.status is JobSchedulerStatus.FAIL and r.retry_at is not None)
+    ]
+
+
+def _overlap(policy: Policy, *, manual: bool) -> OverlapRule:
+    match policy.concurrency:
+        case ConcurrencyPolicy.ALLOW:
+            return OverlapRule.ALLOW
+        case ConcurrencyPolicy.REPLACE:
+            return OverlapRule.REPLACE
+        case ConcurrencyPolicy.FORBID:
+            # RunAll promises every tick its run, so an overlapping one waits its turn instead of being skipped.
+            return OverlapRule.WAIT if manual or policy.missed is MissedRunPolicy.RunAll else OverlapRule.SKIP
+
+
+def _must_wait(job: JobView, overlap: OverlapRule) -> bool:
+    """The database would answer "wait", and for Replace has already been asked to stop the runs in the way."""
+    active = _active(job)
+    if not active or overlap in (OverlapRule.ALLOW, OverlapRule.SKIP):
+        return False
+    return overlap is OverlapRule.WAIT or all(r.stop_requested_at for r in active if r.status is JobSchedulerStatus.RUNNING)
+
+
+def _manual(job: JobView) -> Iterator[Action]:
+    overlap = _overlap(job.policy, manual=True)
+    for m in job.manual:
+        if m.cancel or job.run_with_key(m.lock_key) is not None or _must_wait(job, overlap):
+            continue
+        yield Claim(JobSchedulerType.SCHEDULE, m.run_key, m.tick, overlap, manual=True)
+        if overlap is not OverlapRule.ALLOW:
+            return
+
+
+def _initial(job: JobView) -> Iterator[Action]:
+    if job.policy.type is not JobSchedulerType.INITIAL or job.policy.suspend:
+        return
+    if job.run_with_key(job.initial_lock_key) is None:
+        yield Claim(JobSchedulerType.INITIAL, None, None, OverlapRule.ALLOW)
+
+
+def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
+    policy = job.policy
+    if policy.type is not JobSchedulerType.SCHEDULE or policy.schedule is None or policy.suspend:
+        return
+    assert job.watermark is not None
+    wake.by(policy.schedule.next(job.now))
+    due = ticks_due(
+        policy.schedule,
+        job.watermark,
+        job.now,
+        policy.missed,
+        limit=policy.missed_limit,
+        starting_deadline=policy.starting_deadline,
+        on_time=ON_TIME,
+    )
+    if not due.claims:
+        if due.dropped:
+            yield RecordTicks(max(r.last for r in due.dropped), due.dropped)
+        return
+    overlap = _overlap(policy, manual=False)
+    if _must_wait(job, overlap):
+        return
+    ticks = due.claims if overlap is OverlapRule.ALLOW else due.claims[:1]
+    dropped = due.dropped
+    for tick in ticks:
+        yield Claim(JobSchedulerType.SCHEDULE, run_key_for(tick), tick, overlap, dropped=dropped)
+        dropped = ()
+
+
+# --- what is tidied up -----------------------------------------------------------------------------------------------
+
+
+def history(job: JobView) -> Iterator[DeletePod]:
+    """Finished Pods beyond the history limits, oldest first. A Pod that still has to be finalized is evidence and stays."""
+    closed = [p for p in job.pods if p.finished and not p.deleting and _closed(job, p)]
+    closed.sort(key=lambda p: (p.created_at.timestamp() if p.created_at else 0.0, p.name), reverse=True)
+    for phase, keep in (("Succeeded", job.policy.keep_successful), ("Failed", job.policy.keep_failed)):
+        for pod in [p for p in closed if p.phase == phase][keep:]:
+            yield DeletePod(pod, "HistoryLimit")
+
+
+def _closed(job: JobView, pod: PodFacts) -> bool:
+    run = next((r for r in job.rows.values() if str(r.id) == pod.lease_id), None)
+    if run is None:
+        # Its row is older than what is kept in memory, or foreign; a young Pod's row may not have been read yet.
+        return pod.created_at is not None and job.now - pod.created_at > timedelta(minutes=10)
+    return run.attempt != pod.attempt or run.status is not JobSchedulerStatus.RUNNING
+
+
+def orphan(pod: PodFacts, run: Run, *, exit_zero_on_stop: ExitZeroOnStop, pending_deadline: int, now: datetime) -> End | None:
+    """Crash window: the LeasedJob was deleted while its Pod ran. The Pod carries what finalizing needs."""
+    if run.status is not JobSchedulerStatus.RUNNING or run.pod_uid != pod.uid or run.attempt != pod.attempt:
+        return None
+    deadline = run.started_at + timedelta(seconds=pending_deadline)
+    ended = outcome(pod, exit_zero_on_stop=exit_zero_on_stop, pending_deadline=deadline, now=now)
+    return None if isinstance(ended, Undecided) else _end(run, pod, ended, cancelled=False)
+
+
+__all__ = [
+    "Action",
+    "Claim",
+    "Decision",
+    "DeletePod",
+    "End",
+    "GiveUp",
+    "Launch",
+    "RecordTicks",
+    "ReleaseClaim",
+    "decide",
+    "history",
+    "orphan",
+]

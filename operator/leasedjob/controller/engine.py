@@ -1,0 +1,370 @@
+"""The level-based reconcile: observe, decide, act, write status. One path for watch events, due ticks and the rest.
+
+Whoever marks an object (`mark`) says only "look at it"; what has to be done follows from what is observed. At most one
+reconcile of an object runs at a time; what arrives meanwhile leads to one more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from leasedjob.controller import manual
+from leasedjob.controller.act import Actor, Progress
+from leasedjob.controller.agenda import Agenda
+from leasedjob.controller.batch import Batcher
+from leasedjob.controller.cache import Cache, Entry, Key
+from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.decide import Claim, Decision, DeletePod, Launch, decide, orphan
+from leasedjob.controller.facts import PodFacts
+from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.metrics import Metrics
+from leasedjob.controller.model import FinishPolicy, JobView
+from leasedjob.controller.settings import Settings
+from leasedjob.controller.spec import derive
+from leasedjob.controller.status import StatusWriter
+from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
+from leasedjob.lease.rows import JobSchedulerStatus, Registered, Registration, Run
+from leasedjob.lease.store import OperatorStore
+
+log = logging.getLogger(__name__)
+ROUNDS: Final = 12  # decisions in one reconcile; each acts on what the one before changed
+RECENT: Final = 10  # terminal runs kept in memory and shown in status
+BACKOFF: Final = (0.2, 30.0)  # seconds, first and longest, after a fault that may pass
+DATABASE_FAULTS: Final = (DatabaseUnavailableError, DatabaseRefusedError, SchemaMissingError)
+
+
+class Engine:
+    """Owns the queue of objects to look at.
+
+    Args:
+        ready: awaited before the first reconcile: objects and Pods were listed once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        kube: Kube,
+        store: OperatorStore,
+        actor: Actor,
+        clock: DatabaseClock,
+        metrics: Metrics,
+        status: StatusWriter,
+    ) -> None:
+        self.settings = settings
+        self.kube = kube
+        self.store = store
+        self.actor = actor
+        self.clock = clock
+        self.metrics = metrics
+        self.status = status
+        self.cache = Cache(self.mark)
+        self.agenda: Agenda[Key] = Agenda(clock.now, self.mark)
+        self.fresh = False  # everything was listed once
+        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._again: set[Key] = set()
+        self._register = Batcher(self._register_many)
+        self._by_id = Batcher(self._runs_many)
+        self._recent = Batcher(self._recent_many, limit=200)
+
+    # --- the queue ---------------------------------------------------------------------------------------------------
+
+    def mark(self, key: Key) -> None:
+        """Look at this object soon."""
+        if not self.fresh:
+            self._again.add(key)
+        elif key in self._running:
+            self._again.add(key)
+        else:
+            task = asyncio.create_task(self._reconcile(key), name=f"reconcile {key[0]}/{key[1]}")
+            self._running[key] = task
+            task.add_done_callback(lambda _: self._done(key))
+
+    def _done(self, key: Key) -> None:
+        del self._running[key]
+        if key in self._again:
+            self._again.discard(key)
+            self.mark(key)
+
+    def begin(self) -> None:
+        """Everything was listed once: what isn't in the cache doesn't exist."""
+        self.fresh = True
+        waiting, self._again = self._again, set()
+        for key in waiting | set(self.cache.jobs) | set(self.cache.pods_of):
+            self.mark(key)
+
+    async def stop(self) -> None:
+        """Let running reconciles end what they began (bounded), take on nothing new."""
+        self.fresh = False
+        if self._running:
+            _, late = await asyncio.wait(list(self._running.values()), timeout=10)
+            for task in late:
+                task.cancel()
+
+    # --- round trips that are shared ---------------------------------------------------------------------------------
+
+    async def _register_many(self, wanted: Sequence[Registration]) -> Sequence[Registered]:
+        return await self.store.register_jobs(self.settings.cluster, wanted)
+
+    async def _runs_many(self, ids: Sequence[UUID]) -> Sequence[Run | None]:
+        found = await self.store.runs_by_id(self.settings.cluster, set(ids))
+        return [found.get(i) for i in ids]
+
+    async def _recent_many(self, codes: Sequence[str]) -> Sequence[list[Run]]:
+        found = await self.store.recent_runs(self.settings.cluster, set(codes), RECENT)
+        return [found.get(c, []) for c in codes]
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def row_seen(self, entry: Entry, run: Run) -> bool:
+        """Takes a row over if it is news; True if it was."""
+        old = entry.rows.get(run.id)
+        if old is not None and (run.changed_at, run.modified_at) <= (old.changed_at, old.modified_at):
+            return False
+        entry.rows[run.id] = run
+        if run.terminal and (old is None or not old.terminal):
+            self.metrics.run_ended(run)
+            _forget_old(entry)
+        return old is None or run.changed_at > old.changed_at
+
+    async def refresh(self, entry: Entry, ids: Sequence[UUID]) -> None:
+        for run in await asyncio.gather(*(self._by_id.ask(i) for i in ids)):
+            if run is not None and run.identity.code == entry.code:
+                self.row_seen(entry, run)
+
+    # --- the reconcile -----------------------------------------------------------------------------------------------
+
+    async def _reconcile(self, key: Key) -> None:
+        entry = self.cache.jobs.get(key)
+        try:
+            await self._unregister_removed()
+            if entry is None:
+                await self._orphans(key)
+                return
+            async with asyncio.timeout(300):
+                await self._look_at(entry)
+            entry.backoff = 0.0
+        except (KubeError, *DATABASE_FAULTS, TimeoutError) as e:
+            self._later(entry, key, e)
+        except asyncio.CancelledError:
+            raise
+        except Exception as e:
+            # A broken invariant of one object is logged and retried slowly; it never stops the others.
+            log.exception("reconcile of %s/%s failed", *key)
+            self.metrics.reconcile_errors.inc()
+            self._later(entry, key, e, at_least=10.0)
+
+    def _later(self, entry: Entry | None, key: Key, why: Exception, at_least: float = 0.0) -> None:
+        delay = BACKOFF[0]
+        if entry is not None:
+            entry.backoff = min(BACKOFF[1], max(entry.backoff * 2, BACKOFF[0], at_least))
+            delay = entry.backoff
+            if entry.trouble != str(why):
+                log.warning("%s/%s: %s", *key, why)
+            entry.trouble = str(why)[:1024]
+        if isinstance(why, DATABASE_FAULTS):
+            self.metrics.database_errors.inc()
+        self.agenda.set(key, self.clock.now() + timedelta(seconds=max(delay, at_least)))
+
+    async def _look_at(self, entry: Entry) -> None:
+        derive(entry, self.settings)
+        conflict = self._conflict(entry)
+        if entry.problem is None and conflict is None:
+            if not await self._registered(entry):
+                self.agenda.set(entry.key, self.clock.now() + timedelta(milliseconds=200))
+                return
+            wake = await self._rounds(entry)
+            self.agenda.set(entry.key, wake)
+        else:
+            await self._settle_pods(entry)
+        entry.trouble = ""
+        await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict)
+
+    def _conflict(self, entry: Entry) -> Entry | None:
+        """The older object with the same code, if there is one: it works, this one doesn't."""
+        if not entry.code:
+            return None
+        for other in self.cache.jobs.values():
+            if other is not entry and other.code == entry.code:
+                mine, theirs = (entry.created_at, entry.uid), (other.created_at, other.uid)
+                if theirs < mine:
+                    return other
+        return None
+
+    async def _registered(self, entry: Entry) -> bool:
+        wanted = entry.registration
+        assert wanted is not None
+        if entry.registered != wanted:
+            answer = await self._register.ask(wanted)
+            if answer.busy:
+                return False
+            entry.registered, entry.spec_differs = wanted, answer.spec_differs
+            if answer.watermark is not None:
+                entry.watermark = answer.watermark
+        if not entry.rows_loaded:
+            for run in await self._recent.ask(entry.code):
+                entry.rows[run.id] = run
+            entry.rows_loaded = True
+        return True
+
+    def _view(self, entry: Entry) -> JobView:
+        assert entry.policy is not None or entry.problem is not None
+        now = self.clock.now()
+        return JobView(
+            cluster=self.settings.cluster,
+            code=entry.code,
+            policy=entry.policy or self.status.no_policy,
+            watermark=entry.watermark if entry.registered else None,
+            initial_lock_key=entry.initial_lock_key,
+            now=now,
+            rows=entry.rows,
+            pods=self.cache.pods_for(entry.key),
+            manual=tuple(
+                m
+                for m in manual.requests(entry.code, self.cache.runs_for(entry.key))
+                if m.cancel or m.lock_key not in entry.notes or entry.notes[m.lock_key].startswith("Overlap")
+            ),
+            fresh=self.fresh,
+        )
+
+    async def _rounds(self, entry: Entry) -> datetime | None:
+        """Decide and act until nothing is left to do; when to look again."""
+        await self._current(entry)
+        decision = Decision((), None)
+        for _ in range(ROUNDS):
+            view = self._view(entry)
+            decision = decide(view)
+            todo = [a for a in decision.actions if not self._just_done(entry, a)]
+            if not todo:
+                break
+            # Ends and releases first, then deletions, then what starts: see decide. Each group goes out side by side.
+            starts = [a for a in todo if isinstance(a, Claim | Launch)]
+            for action in [a for a in todo if not isinstance(a, Claim | Launch)]:
+                await self._act(entry, view, action)
+            if len(starts) == len(todo) or any(isinstance(a, Launch) for a in starts):
+                await asyncio.gather(*(self._act(entry, view, a) for a in starts))
+        soon = [t for k, t in entry.handled.items() if k.startswith("again ")]
+        wake = decision.wake_at
+        if soon:
+            at = self.clock.now() + timedelta(seconds=max(0.0, min(soon) - time.monotonic()))
+            wake = at if wake is None else min(wake, at)
+        return wake
+
+    async def _current(self, entry: Entry) -> None:
+        """Rows that this decision rests on: of Pods that have none in memory, and of leases that seem to have expired
+        (heartbeats don't announce themselves)."""
+        now = self.clock.now()
+        unknown = {UUID(p.lease_id) for p in self.cache.pods_for(entry.key) if _is_uuid(p.lease_id)} - set(entry.rows)
+        unknown -= {UUID(k[4:]) for k, t in entry.handled.items() if k.startswith("row ") and t > time.monotonic()}
+        stale = {
+            r.id for r in entry.rows.values() if r.status is JobSchedulerStatus.RUNNING and r.expires_at <= now
+        }  # fmt: skip
+        for missing in unknown:
+            entry.handled[f"row {missing}"] = time.monotonic() + 60
+        if unknown | stale:
+            await self.refresh(entry, sorted(unknown | stale))
+
+    def _just_done(self, entry: Entry, action: object) -> bool:
+        """Whether this very action was taken a moment ago, and its effect hasn't been observed yet."""
+        now = time.monotonic()
+        if any(t <= now for t in entry.handled.values()):
+            entry.handled = {k: t for k, t in entry.handled.items() if t > now}
+        return _name(action) in entry.handled or f"again {_name(action)}" in entry.handled
+
+    async def _act(self, entry: Entry, view: JobView, action: object) -> None:
+        progress: Progress = await self.actor.act(entry, view, action)
+        name = _name(action)
+        if progress.again_in is not None:
+            entry.handled[f"again {name}"] = time.monotonic() + progress.again_in
+        elif progress.leave_for:
+            entry.handled[name] = time.monotonic() + progress.leave_for
+        if progress.watermark is not None and (entry.watermark is None or progress.watermark > entry.watermark):
+            entry.watermark = progress.watermark
+        if progress.refresh:
+            await self.refresh(entry, progress.refresh)
+
+    # --- Pods without a LeasedJob ------------------------------------------------------------------------------------
+
+    async def _settle_pods(self, entry: Entry) -> None:
+        """An object that isn't Ready starts nothing; attempts of its that end are still recorded."""
+        for pod in self.cache.pods_for(entry.key):
+            await self._finish_orphan(pod)
+
+    async def _orphans(self, key: Key) -> None:
+        self.agenda.set(key, None)
+        for pod in self.cache.pods_for(key):
+            await self._finish_orphan(pod)
+
+    async def _finish_orphan(self, pod: PodFacts) -> None:
+        if not pod.finished or not _is_uuid(pod.lease_id):
+            return
+        run = await self._by_id.ask(UUID(pod.lease_id))
+        if run is None or run.namespace != pod.namespace:
+            return
+        policy = FinishPolicy.from_json(pod.finish_policy)
+        end = orphan(
+            pod,
+            run,
+            exit_zero_on_stop=policy.exit_zero_on_stop,
+            pending_deadline=policy.pending_deadline,
+            now=self.clock.now(),
+        )
+        if end is not None:
+            await self.actor.end(end)
+            await self.store.unregister_jobs(self.settings.cluster, self._unused({run.identity.code}))
+
+    def _unused(self, codes: set[str]) -> set[str]:
+        return codes - {e.code for e in self.cache.jobs.values()}
+
+    async def _unregister_removed(self) -> None:
+        """LeasedJobs that are gone: their claims without a Pod are released, their retries given up, unless another
+        cluster has the code too."""
+        removed, self.cache.removed = self.cache.removed, []
+        codes = self._unused({e.code for e in removed if e.code})
+        if not codes:
+            return
+        try:
+            done = await self.store.unregister_jobs(self.settings.cluster, codes)
+        except DATABASE_FAULTS:
+            self.cache.removed += removed
+            raise
+        self.cache.removed += [e for e in removed if e.code in codes - done]
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(action: object) -> str:
+    """A name for "this very action", for a short memory of what was just done."""
+    match action:
+        case DeletePod(pod=pod):
+            return f"delete {pod.uid}"
+        case Launch(run=run):
+            return f"launch {run.id} {run.attempt}"
+        case Claim(run_key=key, previous=previous):
+            return f"claim {key} {previous.attempt if previous else 0}"
+        case _:
+            run = getattr(action, "run", None)
+            return f"{type(action).__name__} {run.id} {run.attempt}" if run else type(action).__name__
+
+
+def _forget_old(entry: Entry) -> None:
+    """Keeps every row that isn't terminal, those of Pods still there, and the newest terminal ones."""
+    terminal = sorted((r for r in entry.rows.values() if r.terminal), key=lambda r: r.started_at, reverse=True)
+    for run in terminal[2 * RECENT :]:
+        del entry.rows[run.id]
+
+
+Task = Callable[[], Awaitable[None]]
+__all__ = ["Engine", "replace"]

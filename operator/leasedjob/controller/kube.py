@@ -1,0 +1,191 @@
+"""The API server, as the operator uses it: JSON in, JSON out, one error type.
+
+Bodies are plain dicts: the typed models drop fields that they don't know, and a Pod template must be kept as written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Self
+
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from leasedjob.protocol import GROUP, VERSION
+
+Json = dict[str, Any]
+REQUEST_SECONDS: Final = 30.0
+CRD_BASE: Final = f"/apis/{GROUP}/{VERSION}"
+PAGE: Final = 500
+
+
+class KubeError(Exception):
+    """The API server's refusal, or no answer (status 0)."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{reason or status}: {message}" if message else reason or str(status))
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def transient(self) -> bool:
+        """Worth another try as it stands: no answer, too many requests, or a fault of the server itself."""
+        return self.status in (0, 408, 429) or self.status >= 500
+
+
+class Kube:
+    """A client for the few calls that the operator makes. Use as an async context manager."""
+
+    def __init__(self, kubeconfig: str = "", *, connections: int = 120) -> None:
+        self._kubeconfig = kubeconfig
+        self._connections = connections
+        self._api: ApiClient
+
+    async def __aenter__(self) -> Self:
+        settings = Configuration()
+        if self._kubeconfig:
+            await config.load_kube_config(config_file=self._kubeconfig, client_configuration=settings)
+        else:
+            config.load_incluster_config(client_configuration=settings)
+        settings.connection_pool_maxsize = self._connections
+        self._api = ApiClient(settings)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._api.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        seconds: float = REQUEST_SECONDS,
+    ) -> Json:
+        """One request; raises KubeError. Cancellation is passed on."""
+        try:
+            verb, url, headers, payload, _ = await self._api.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                auth_settings=["BearerToken"],
+            )
+            async with asyncio.timeout(seconds):
+                response = await self._api.call_api(verb, url, headers, body if body is not None else payload)
+                data = await response.read()
+        except (OSError, TimeoutError) as e:
+            raise KubeError(0, "NoAnswer", f"{method} {path}: {type(e).__name__} {e}".strip()) from e
+        except Exception as e:
+            if type(e).__module__.startswith("aiohttp"):
+                raise KubeError(0, "NoAnswer", f"{method} {path}: {type(e).__name__} {e}".strip()) from e
+            raise
+        try:
+            parsed = json.loads(data) if data else {}
+        except ValueError:
+            parsed = {"message": data[:500].decode("utf-8", "replace")}
+        if response.status >= 400:
+            raise KubeError(response.status, parsed.get("reason") or "", parsed.get("message") or "")
+        return parsed  # type: ignore[no-any-return]
+
+    # --- paths -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _path(base: str, plural: str, namespace: str | None, name: str = "", sub: str = "") -> str:
+        where = f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
+        return where + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
+
+    async def items(
+        self, base: str, plural: str, namespace: str | None, *, label_selector: str = "", metadata_only: bool = False
+    ) -> AsyncIterator[Json]:
+        """Every object, page by page."""
+        token = ""
+        while True:
+            query = {"limit": str(PAGE)}
+            if token:
+                query["continue"] = token
+            if label_selector:
+                query["labelSelector"] = label_selector
+            page = await self.call("GET", self._path(base, plural, namespace), query=query)
+            for item in page.get("items") or []:
+                yield item
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return
+
+    # --- Pods --------------------------------------------------------------------------------------------------------
+
+    async def create_pod(self, pod: Json) -> Json:
+        return await self.call("POST", self._path("/api/v1", "pods", pod["metadata"]["namespace"]), pod)
+
+    async def get_pod(self, namespace: str, name: str) -> Json | None:
+        """The Pod as the API server has it now, or None."""
+        try:
+            return await self.call("GET", self._path("/api/v1", "pods", namespace, name))
+        except KubeError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
+        """Ask for the Pod's graceful deletion, that UID only; False if it is gone or another one by now."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self.call("DELETE", self._path("/api/v1", "pods", namespace, name), body)
+        except KubeError as e:
+            if e.status in (404, 409):
+                return False
+            raise
+        return True
+
+    # --- LeasedJobs and LeasedJobRuns --------------------------------------------------------------------------------
+
+    async def patch_status(self, plural: str, namespace: str, name: str, status: Json, resource_version: str) -> Json:
+        """Replace `status` under the precondition that the object is still at `resource_version` (else KubeError 409)."""
+        body = {"metadata": {"resourceVersion": resource_version}, "status": status}
+        return await self.call(
+            "PATCH",
+            self._path(CRD_BASE, plural, namespace, name, "status"),
+            body,
+            content_type="application/merge-patch+json",
+        )
+
+    async def get_object(self, plural: str, namespace: str, name: str) -> Json | None:
+        try:
+            return await self.call("GET", self._path(CRD_BASE, plural, namespace, name))
+        except KubeError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    async def create_event(self, event: Json) -> None:
+        await self.call("POST", self._path("/api/v1", "events", event["metadata"]["namespace"]), event)
+
+    async def get_secret(self, namespace: str, name: str) -> Json | None:
+        try:
+            return await self.call("GET", self._path("/api/v1", "secrets", namespace, name))
+        except KubeError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def create_secret(self, secret: Json) -> Json:
+        return await self.call("POST", self._path("/api/v1", "secrets", secret["metadata"]["namespace"]), secret)
+
+    async def patch_secret(self, namespace: str, name: str, body: Json) -> Json:
+        return await self.call(
+            "PATCH",
+            self._path("/api/v1", "secrets", namespace, name),
+            body,
+            content_type="application/merge-patch+json",
+        )
+
+    async def namespace_uid(self, name: str) -> str:
+        return str((await self.call("GET", f"/api/v1/namespaces/{name}"))["metadata"]["uid"])

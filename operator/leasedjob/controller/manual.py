@@ -1,0 +1,130 @@
+"""LeasedJobRuns: what they ask for, and what became of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from leasedjob.controller.facts import parse_time
+from leasedjob.controller.model import ManualRun
+from leasedjob.controller.pods import rfc3339
+from leasedjob.errors import InvalidJobIdentityOptionsError
+from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for
+from leasedjob.lease.rows import JobSchedulerStatus, Run
+
+Json = Mapping[str, Any]
+FINAL: Final = frozenset({"Succeeded", "Failed", "Cancelled", "Refused"})
+
+
+def phase_of(body: Json) -> str:
+    return str((body.get("status") or {}).get("phase") or "")
+
+
+def run_key(body: Json) -> tuple[str, datetime | None]:
+    """The run key that a LeasedJobRun stands for, and its tick.
+
+    With a tick: that tick's own run, which a recorded SUCCESS closes. Without: a run of its own, named by the object.
+
+    Raises ValueError for a tick that can't be read.
+    """
+    meta, spec = body["metadata"], body.get("spec") or {}
+    if spec.get("tick"):
+        tick = parse_time(spec["tick"])
+        if tick is None or tick.microsecond:
+            raise ValueError(f"spec.tick {spec['tick']!r} is not an RFC 3339 time on a whole second")
+        return run_key_for(tick), tick
+    return f"manual/{meta['namespace']}/{meta['name']}/{meta['uid']}", None
+
+
+def requests(code: str, bodies: Iterable[Json]) -> tuple[ManualRun, ...]:
+    """The requests that are not done yet, oldest first."""
+    found = []
+    for body in bodies:
+        if phase_of(body) in FINAL or not code:
+            continue
+        try:
+            key, tick = run_key(body)
+            lock = RunIdentity.of(type=JobSchedulerType.SCHEDULE, code=code, run_key=key).lock_key
+        except (ValueError, InvalidJobIdentityOptionsError):
+            continue  # refused by `status`
+        meta = body["metadata"]
+        cancel = bool((body.get("spec") or {}).get("cancel"))
+        found.append(ManualRun(meta["uid"], meta["name"], key, lock, tick, cancel))
+    return tuple(found)
+
+
+def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, now: datetime) -> dict[str, Any]:
+    """The status of a LeasedJobRun.
+
+    Args:
+        run: its row, None if no claim was made yet.
+        problem: why its LeasedJob can't run at all ("" if it can).
+        note: why the claim was refused or waits, as `<Reason>: <message>` ("" if it wasn't).
+    """
+    old: Json = body.get("status") or {}
+    meta, spec = body["metadata"], body.get("spec") or {}
+    cancel = bool(spec.get("cancel"))
+    try:
+        key, _ = run_key(body)
+    except ValueError as e:
+        return _with(old, meta, "Refused", "InvalidTick", str(e), now)
+    facts = {"code": code, "runKey": key} if code else {"runKey": key}
+    if run is None:
+        if cancel:
+            return _with(old, meta, "Cancelled", "Cancelled", "cancelled before it began", now, facts)
+        if note:
+            reason, _, message = note.partition(": ")
+            waits = reason in ("Overlap", "Pending")
+            return _with(old, meta, "Pending" if waits else "Refused", reason, message or reason, now, facts)
+        if problem:
+            return _with(old, meta, "Pending", "JobNotReady", problem, now, facts)
+        return _with(old, meta, "Pending", "Pending", "not claimed yet", now, facts)
+    created = parse_time(meta.get("creationTimestamp"))
+    if created is not None and run.created_at < created and run.status is not JobSchedulerStatus.RUNNING:
+        before = run.finished_at is not None and run.finished_at < created
+        if run.status is JobSchedulerStatus.SUCCESS and before:
+            return _with(old, meta, "Refused", "AlreadySucceeded", "this run is recorded as SUCCESS", now, facts)
+        if run.retry_at is None and before:
+            return _with(old, meta, "Refused", "AlreadyFailed", "this run has used up its attempts", now, facts)
+    facts |= {"attempt": run.attempt, "startTime": rfc3339(run.started_at)}
+    if run.pod_name:
+        facts["podName"] = run.pod_name
+    if run.status is JobSchedulerStatus.SUCCESS:
+        return _with(old, meta, "Succeeded", "Completed", "", now, facts, run.finished_at)
+    if run.status is JobSchedulerStatus.FAIL and run.retry_at is None:
+        cancelled = run.reason.startswith("Cancelled")
+        reason = run.reason.partition(":")[0] or "Failed"
+        return _with(old, meta, "Cancelled" if cancelled else "Failed", reason, run.reason, now, facts, run.finished_at)
+    if run.status is JobSchedulerStatus.FAIL:
+        return _with(old, meta, "Pending", "WaitingForRetry", run.reason, now, facts)
+    running = run.pod_uid is not None
+    return _with(old, meta, "Running" if running else "Pending", "Adopted" if running else "Claimed", "", now, facts)
+
+
+def _with(
+    old: Json,
+    meta: Json,
+    phase: str,
+    reason: str,
+    message: str,
+    now: datetime,
+    facts: dict[str, Any] | None = None,
+    completed: datetime | None = None,
+) -> dict[str, Any]:
+    done = phase in FINAL
+    truth = "True" if phase == "Succeeded" else "False" if done else "Unknown"
+    condition = {
+        "type": "Succeeded",
+        "status": truth,
+        "reason": reason or phase,
+        "message": message[:1024],
+        "observedGeneration": meta.get("generation", 1),
+    }
+    before = next((c for c in old.get("conditions") or [] if c.get("type") == "Succeeded"), {})
+    same = before.get("status") == truth
+    condition["lastTransitionTime"] = before.get("lastTransitionTime") if same else rfc3339(now)
+    result: dict[str, Any] = {**(facts or {}), "phase": phase, "message": message[:1024], "conditions": [condition]}
+    if done:
+        result["completionTime"] = rfc3339(completed or now)
+    return result

@@ -1,0 +1,98 @@
+"""What the controller observes of one LeasedJob, and the policy that it asked for. Values only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from leasedjob.controller.facts import PodFacts
+from leasedjob.controller.outcome import ExitZeroOnStop
+from leasedjob.identity import JobSchedulerType
+from leasedjob.lease.rows import Run
+from leasedjob.lease.trust import Timing
+from leasedjob.schedule import MissedRunPolicy, Schedule
+
+
+class ConcurrencyPolicy(StrEnum):
+    ALLOW = "Allow"
+    FORBID = "Forbid"
+    REPLACE = "Replace"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The parts of spec that decisions are made from; durations in seconds."""
+
+    type: JobSchedulerType
+    timing: Timing
+    schedule: Schedule | None = None
+    suspend: bool = False
+    starting_deadline: int | None = None
+    concurrency: ConcurrencyPolicy = ConcurrencyPolicy.FORBID
+    missed: MissedRunPolicy = MissedRunPolicy.RunLatest
+    missed_limit: int = 100
+    backoff_limit: int = 0
+    pending_deadline: int = 900
+    active_deadline: int | None = None
+    exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY
+    keep_successful: int = 3
+    keep_failed: int = 1
+
+    def finish_policy(self) -> str:
+        """What a Pod carries so that it can be finalized when its LeasedJob is gone."""
+        return json.dumps(
+            {"exitZeroOnStop": self.exit_zero_on_stop.value, "pendingDeadlineSeconds": self.pending_deadline},
+            separators=(",", ":"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FinishPolicy:
+    """The finish policy read back from a Pod's annotation; defaults where it can't be read."""
+
+    exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY
+    pending_deadline: int = 900
+
+    @classmethod
+    def from_json(cls, text: str) -> FinishPolicy:
+        try:
+            raw: dict[str, Any] = json.loads(text)
+            return cls(ExitZeroOnStop(raw["exitZeroOnStop"]), int(raw["pendingDeadlineSeconds"]))
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class ManualRun:
+    """A LeasedJobRun that asks for a run of this job."""
+
+    uid: str
+    name: str
+    run_key: str
+    lock_key: str
+    tick: datetime | None
+    cancel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One LeasedJob as it was observed; `now` is the database's clock as this process estimates it."""
+
+    cluster: str
+    code: str
+    policy: Policy
+    watermark: datetime | None  # None: not registered with the database yet, so nothing may be claimed
+    initial_lock_key: str
+    now: datetime
+    rows: Mapping[UUID, Run] = field(default_factory=dict)  # by id; all that aren't terminal, and recent terminal ones
+    pods: tuple[PodFacts, ...] = ()
+    manual: tuple[ManualRun, ...] = ()
+    fresh: bool = True  # Pods were listed and the watch is alive: a Pod that isn't here doesn't exist
+
+    def run_with_key(self, lock_key: str) -> Run | None:
+        return next((r for r in self.rows.values() if r.lock_key == lock_key), None)

@@ -1,0 +1,103 @@
+"""The operator's settings, from its environment; the chart writes every one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class SettingsError(ValueError):
+    """A setting that can't be used; the message names the variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one operator process was told.
+
+    `cluster` is empty until it is resolved to the kube-system namespace's UID (see main).
+    """
+
+    cluster: str = ""
+    namespaces: tuple[str, ...] = ()  # empty: all
+    database_dir: Path = Path("/etc/leasedjob/database")
+    sidecar_image: str = "leasedjob/sidecar"
+    sidecar_pull_policy: str = "IfNotPresent"
+    sidecar_resources: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "requests": {"cpu": "10m", "memory": "48Mi"},
+            "limits": {"cpu": "500m", "memory": "128Mi"},
+        }
+    )
+    image_pull_secrets: tuple[str, ...] = ()
+    sidecar_secret: str = "leasedjob-sidecar"
+    sidecar_secret_create: bool = True
+    sidecar_database_host: str = ""  # what Pods use to reach the database, if not what the operator uses
+    sidecar_database_port: str = ""
+    shared_codes: frozenset[str] = frozenset()
+    metrics_port: int = 8081
+    health_port: int = 8080
+    identity: str = "leasedjob-operator"
+    pod_concurrency: int = 100  # Pods created at the same time
+    database_connections: int = 8
+    kubeconfig: str = ""  # outside a cluster (tests); empty: in-cluster
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> Settings:
+        """Settings from `env` (default: os.environ).
+
+        Raises SettingsError, which names the variable, for a value that can't be read.
+        """
+        env = os.environ if env is None else env
+
+        def read(name: str, default: str = "") -> str:
+            return env.get(name, "").strip() or default
+
+        def parsed(name: str, kind: type, default: Any) -> Any:
+            text = read(name)
+            if not text:
+                return default
+            try:
+                value = json.loads(text)
+            except ValueError as e:
+                raise SettingsError(f"{name} is not JSON: {e}") from e
+            if not isinstance(value, kind):
+                raise SettingsError(f"{name} must be a JSON {'object' if kind is dict else 'list'}")
+            return value
+
+        def number(name: str, default: int) -> int:
+            text = read(name, str(default))
+            if not text.isdecimal():
+                raise SettingsError(f"{name} must be a whole number, not {text!r}")
+            return int(text)
+
+        def flag(name: str, default: bool) -> bool:
+            text = read(name, str(default)).lower()
+            if text not in ("true", "false"):
+                raise SettingsError(f"{name} must be true or false, not {text!r}")
+            return text == "true"
+
+        base = cls()
+        return cls(
+            cluster=read("LEASEDJOB_CLUSTER"),
+            namespaces=tuple(n for n in (p.strip() for p in read("LEASEDJOB_NAMESPACES").split(",")) if n),
+            database_dir=Path(read("LEASEDJOB_DATABASE_DIR", str(base.database_dir))),
+            sidecar_image=read("LEASEDJOB_SIDECAR_IMAGE", base.sidecar_image),
+            sidecar_pull_policy=read("LEASEDJOB_SIDECAR_PULL_POLICY", base.sidecar_pull_policy),
+            sidecar_resources=parsed("LEASEDJOB_SIDECAR_RESOURCES", dict, base.sidecar_resources),
+            image_pull_secrets=tuple(parsed("LEASEDJOB_IMAGE_PULL_SECRETS", list, [])),
+            sidecar_secret=read("LEASEDJOB_SIDECAR_SECRET", base.sidecar_secret),
+            sidecar_secret_create=flag("LEASEDJOB_SIDECAR_SECRET_CREATE", base.sidecar_secret_create),
+            sidecar_database_host=read("LEASEDJOB_SIDECAR_DATABASE_HOST"),
+            sidecar_database_port=read("LEASEDJOB_SIDECAR_DATABASE_PORT"),
+            shared_codes=frozenset(parsed("LEASEDJOB_SHARED_CODES", list, [])),
+            metrics_port=number("LEASEDJOB_METRICS_PORT", base.metrics_port),
+            health_port=number("LEASEDJOB_HEALTH_PORT", base.health_port),
+            identity=read("POD_NAME", base.identity),
+            pod_concurrency=number("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
+            database_connections=number("LEASEDJOB_DATABASE_CONNECTIONS", base.database_connections),
+            kubeconfig=read("LEASEDJOB_KUBECONFIG"),
+        )
