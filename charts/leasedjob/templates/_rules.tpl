@@ -1,0 +1,25 @@
+{{/* What the operator does in each namespace that it watches. */}}
+{{- define "leasedjob.rules" -}}
+- apiGroups: [leasedjob.io]
+  resources: [leasedjobs, leasedjobruns]
+  verbs: [get, list, watch]
+- apiGroups: [leasedjob.io]
+  resources: [leasedjobs/status, leasedjobruns/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- if eq (include "leasedjob.createsSecrets" .) "true" }}
+# A right to create can't be limited by name.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [{{ .Values.sidecar.secret.name | quote }}]
+  verbs: [get, patch]
+{{- end }}
+{{- end -}}
