@@ -56,7 +56,9 @@ class Entry:
     rows: dict[UUID, Run] = field(default_factory=dict)
     rows_loaded: bool = False
     # this process's own memory; losing it is harmless
-    handled: dict[str, float] = field(default_factory=dict)  # actions that were just taken, and until when to leave them
+    handled: dict[str, float] = field(
+        default_factory=dict
+    )  # actions that were just taken, and until when to leave them
     trouble: str = ""  # why the last reconcile could not finish, for status
     backoff: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)  # lock key of a manual run -> why it doesn't start
@@ -173,7 +175,9 @@ class Cache:
 
     def runs_for(self, key: Key) -> tuple[Json, ...]:
         bodies = [self.runs[uid] for uid in self.runs_of.get(key, ()) if uid in self.runs]
-        return tuple(sorted(bodies, key=lambda b: (b["metadata"].get("creationTimestamp") or "", b["metadata"]["name"])))
+        return tuple(
+            sorted(bodies, key=lambda b: (b["metadata"].get("creationTimestamp") or "", b["metadata"]["name"]))
+        )
 
     # --- comparison with a list --------------------------------------------------------------------------------------
 
@@ -208,4 +212,3 @@ class Cache:
             differences += 1
             gone({"metadata": dict(known[uid])})
         return differences
-

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from leasedjob.api.v1alpha1 import ConcurrencyPolicy, ExitZeroOnStop
 from leasedjob.controller.facts import PodFacts
-from leasedjob.controller.model import ConcurrencyPolicy, JobView, Policy
+from leasedjob.controller.model import JobView, Policy
 from leasedjob.controller.outcome import (
-    ExitZeroOnStop,
     Outcome,
     Result,
     Undecided,
@@ -32,7 +32,13 @@ from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
 LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
 ON_TIME: Final = timedelta(seconds=60)  # a tick that is started later than this was missed
 EXPIRY_MARGIN: Final = timedelta(milliseconds=20)
-LAUNCH_RETRY_SECONDS: Final = (5, 10, 20, 40, 60)  # a Pod that was refused starts within a minute after the cause is gone
+LAUNCH_RETRY_SECONDS: Final = (
+    5,
+    10,
+    20,
+    40,
+    60,
+)  # a Pod that was refused starts within a minute after the cause is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ def _claimed(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake
             wake.by(run.started_at + LAUNCH_GRACE)
         return
     if refusal := adoption_refusal(pod):
-        yield ReleaseClaim(run, "NotAdopted", refusal, launch_retry_ms(job, run))
+        yield ReleaseClaim(run, "NotAdopted", refusal, launch_retry_ms(job, run.attempt, run.created_at))
     elif pod.finished or pod.deleting:
         yield ReleaseClaim(run, "Interrupted", "the Pod ended before it took the lease", _interrupt_ms(run))
     elif job.now >= deadline:
@@ -248,10 +254,10 @@ def _reclaim(job: JobView, run: Run) -> Iterator[Action]:
         yield Claim(identity.type, identity.run_key, run.tick, OverlapRule.ALLOW, manual=run.manual, previous=run)
 
 
-def launch_retry_ms(job: JobView, run: Run) -> int | None:
+def launch_retry_ms(job: JobView, attempt: int, first_claimed: datetime) -> int | None:
     """When a claim whose Pod could not be had is tried again; None when it has been tried for long enough."""
-    delay = LAUNCH_RETRY_SECONDS[min(max(run.attempt, 1), len(LAUNCH_RETRY_SECONDS)) - 1]
-    if job.now + timedelta(seconds=delay) >= run.created_at + timedelta(seconds=job.policy.pending_deadline):
+    delay = LAUNCH_RETRY_SECONDS[min(max(attempt, 1), len(LAUNCH_RETRY_SECONDS)) - 1]
+    if job.now + timedelta(seconds=delay) >= first_claimed + timedelta(seconds=job.policy.pending_deadline):
         return None
     return delay * 1000
 
@@ -293,7 +299,9 @@ def _must_wait(job: JobView, overlap: OverlapRule) -> bool:
     active = _active(job)
     if not active or overlap in (OverlapRule.ALLOW, OverlapRule.SKIP):
         return False
-    return overlap is OverlapRule.WAIT or all(r.stop_requested_at for r in active if r.status is JobSchedulerStatus.RUNNING)
+    return overlap is OverlapRule.WAIT or all(
+        r.stop_requested_at for r in active if r.status is JobSchedulerStatus.RUNNING
+    )
 
 
 def _manual(job: JobView) -> Iterator[Action]:
@@ -362,7 +370,9 @@ def _closed(job: JobView, pod: PodFacts) -> bool:
     return run.attempt != pod.attempt or run.status is not JobSchedulerStatus.RUNNING
 
 
-def orphan(pod: PodFacts, run: Run, *, exit_zero_on_stop: ExitZeroOnStop, pending_deadline: int, now: datetime) -> End | None:
+def orphan(
+    pod: PodFacts, run: Run, *, exit_zero_on_stop: ExitZeroOnStop, pending_deadline: int, now: datetime
+) -> End | None:
     """Crash window: the LeasedJob was deleted while its Pod ran. The Pod carries what finalizing needs."""
     if run.status is not JobSchedulerStatus.RUNNING or run.pod_uid != pod.uid or run.attempt != pod.attempt:
         return None

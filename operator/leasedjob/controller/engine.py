@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -77,9 +76,7 @@ class Engine:
 
     def mark(self, key: Key) -> None:
         """Look at this object soon."""
-        if not self.fresh:
-            self._again.add(key)
-        elif key in self._running:
+        if not self.fresh or key in self._running:
             self._again.add(key)
         else:
             task = asyncio.create_task(self._reconcile(key), name=f"reconcile {key[0]}/{key[1]}")
@@ -243,12 +240,13 @@ class Engine:
             todo = [a for a in decision.actions if not self._just_done(entry, a)]
             if not todo:
                 break
-            # Ends and releases first, then deletions, then what starts: see decide. Each group goes out side by side.
             starts = [a for a in todo if isinstance(a, Claim | Launch)]
-            for action in [a for a in todo if not isinstance(a, Claim | Launch)]:
+            others = [a for a in todo if not isinstance(a, Claim | Launch)]
+            for action in others:
                 await self._act(entry, view, action)
-            if len(starts) == len(todo) or any(isinstance(a, Launch) for a in starts):
-                await asyncio.gather(*(self._act(entry, view, a) for a in starts))
+            if any(not isinstance(a, DeletePod) for a in others):
+                continue  # rows have changed: decide anew before anything starts
+            await asyncio.gather(*(self._act(entry, view, a) for a in starts))
         soon = [t for k, t in entry.handled.items() if k.startswith("again ")]
         wake = decision.wake_at
         if soon:
@@ -364,7 +362,3 @@ def _forget_old(entry: Entry) -> None:
     terminal = sorted((r for r in entry.rows.values() if r.terminal), key=lambda r: r.started_at, reverse=True)
     for run in terminal[2 * RECENT :]:
         del entry.rows[run.id]
-
-
-Task = Callable[[], Awaitable[None]]
-__all__ = ["Engine", "replace"]

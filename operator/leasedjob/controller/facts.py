@@ -120,7 +120,9 @@ def _container(status: Json) -> ContainerFacts:
     last: Json = status.get("lastState") or {}
     waiting: Json = state.get("waiting") or {}
     end = _end(state)
-    ran = bool((state.get("terminated") or {}).get("startedAt")) and bool((state.get("terminated") or {}).get("containerID"))
+    ran = bool((state.get("terminated") or {}).get("startedAt")) and bool(
+        (state.get("terminated") or {}).get("containerID")
+    )
     return ContainerFacts(
         name=status.get("name", ""),
         started=bool(state.get("running")) or ran or bool(last.get("terminated")),

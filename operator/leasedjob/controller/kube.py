@@ -6,8 +6,9 @@ Bodies are plain dicts: the typed models drop fields that they don't know, and a
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from kubernetes.aio import config
@@ -100,11 +101,12 @@ class Kube:
         where = f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
         return where + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
 
-    async def items(
-        self, base: str, plural: str, namespace: str | None, *, label_selector: str = "", metadata_only: bool = False
-    ) -> AsyncIterator[Json]:
-        """Every object, page by page."""
-        token = ""
+    async def list(
+        self, base: str, plural: str, namespace: str | None, *, label_selector: str = ""
+    ) -> tuple[int, builtins.list[Json]]:
+        """Every object, page by page, and the resource version of the list."""
+        token, at_version = "", 0
+        found: builtins.list[Json] = []
         while True:
             query = {"limit": str(PAGE)}
             if token:
@@ -112,11 +114,12 @@ class Kube:
             if label_selector:
                 query["labelSelector"] = label_selector
             page = await self.call("GET", self._path(base, plural, namespace), query=query)
-            for item in page.get("items") or []:
-                yield item
-            token = (page.get("metadata") or {}).get("continue") or ""
+            found += page.get("items") or []
+            meta = page.get("metadata") or {}
+            at_version = at_version or int(meta.get("resourceVersion") or 0)
+            token = meta.get("continue") or ""
             if not token:
-                return
+                return at_version, found
 
     # --- Pods --------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from leasedjob.api.v1alpha1 import ConditionStatus, LeasedJobRunStatus, RunPhase, manual_run_key
+from leasedjob.controller.conditions import condition
 from leasedjob.controller.facts import parse_time
 from leasedjob.controller.model import ManualRun
-from leasedjob.controller.pods import rfc3339
 from leasedjob.errors import InvalidJobIdentityOptionsError
 from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for
 from leasedjob.lease.rows import JobSchedulerStatus, Run
@@ -34,7 +35,7 @@ def run_key(body: Json) -> tuple[str, datetime | None]:
         if tick is None or tick.microsecond:
             raise ValueError(f"spec.tick {spec['tick']!r} is not an RFC 3339 time on a whole second")
         return run_key_for(tick), tick
-    return f"manual/{meta['namespace']}/{meta['name']}/{meta['uid']}", None
+    return manual_run_key(meta["namespace"], meta["name"], meta["uid"]), None
 
 
 def requests(code: str, bodies: Iterable[Json]) -> tuple[ManualRun, ...]:
@@ -69,7 +70,7 @@ def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, n
         key, _ = run_key(body)
     except ValueError as e:
         return _with(old, meta, "Refused", "InvalidTick", str(e), now)
-    facts = {"code": code, "runKey": key} if code else {"runKey": key}
+    facts: dict[str, Any] = {"code": code or None, "run_key": key}
     if run is None:
         if cancel:
             return _with(old, meta, "Cancelled", "Cancelled", "cancelled before it began", now, facts)
@@ -87,9 +88,12 @@ def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, n
             return _with(old, meta, "Refused", "AlreadySucceeded", "this run is recorded as SUCCESS", now, facts)
         if run.retry_at is None and before:
             return _with(old, meta, "Refused", "AlreadyFailed", "this run has used up its attempts", now, facts)
-    facts |= {"attempt": run.attempt, "startTime": rfc3339(run.started_at)}
-    if run.pod_name:
-        facts["podName"] = run.pod_name
+    facts |= {
+        "attempt": run.attempt,
+        "start_time": run.started_at,
+        "pod_name": run.pod_name,
+        "holder": run.holder or None,
+    }
     if run.status is JobSchedulerStatus.SUCCESS:
         return _with(old, meta, "Succeeded", "Completed", "", now, facts, run.finished_at)
     if run.status is JobSchedulerStatus.FAIL and run.retry_at is None:
@@ -113,18 +117,15 @@ def _with(
     completed: datetime | None = None,
 ) -> dict[str, Any]:
     done = phase in FINAL
-    truth = "True" if phase == "Succeeded" else "False" if done else "Unknown"
-    condition = {
-        "type": "Succeeded",
-        "status": truth,
-        "reason": reason or phase,
-        "message": message[:1024],
-        "observedGeneration": meta.get("generation", 1),
-    }
-    before = next((c for c in old.get("conditions") or [] if c.get("type") == "Succeeded"), {})
-    same = before.get("status") == truth
-    condition["lastTransitionTime"] = before.get("lastTransitionTime") if same else rfc3339(now)
-    result: dict[str, Any] = {**(facts or {}), "phase": phase, "message": message[:1024], "conditions": [condition]}
-    if done:
-        result["completionTime"] = rfc3339(completed or now)
-    return result
+    truth = ConditionStatus.TRUE if phase == "Succeeded" else ConditionStatus.FALSE if done else ConditionStatus.UNKNOWN
+    generation = int(meta.get("generation") or 1)
+    result = LeasedJobRunStatus(
+        observed_generation=generation,
+        conditions=[condition(old, "Succeeded", truth, reason or phase, message, generation, now)],
+        phase=RunPhase(phase),
+        reason=reason or None,
+        message=message or None,
+        completion_time=(completed or now) if done else None,
+        **(facts or {}),
+    )
+    return result.model_dump(mode="json", by_alias=True, exclude_none=True)

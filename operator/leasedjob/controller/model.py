@@ -6,22 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from leasedjob.api.v1alpha1 import ConcurrencyPolicy, ExitZeroOnStop
 from leasedjob.controller.facts import PodFacts
-from leasedjob.controller.outcome import ExitZeroOnStop
 from leasedjob.identity import JobSchedulerType
 from leasedjob.lease.rows import Run
 from leasedjob.lease.trust import Timing
 from leasedjob.schedule import MissedRunPolicy, Schedule
-
-
-class ConcurrencyPolicy(StrEnum):
-    ALLOW = "Allow"
-    FORBID = "Forbid"
-    REPLACE = "Replace"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from leasedjob import protocol
+from leasedjob.api.v1alpha1 import ExitZeroOnStop
 from leasedjob.controller.facts import ContainerEnd, ContainerFacts, PodFacts
 from leasedjob.protocol import Seen, Testimony
 
 MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
 BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
-
-
-class ExitZeroOnStop(StrEnum):
-    """What exit code 0 means after a stop: an interruption (default), or the end of the work."""
-
-    RETRY = "Retry"
-    SUCCESS = "Success"
 
 
 class Result(StrEnum):

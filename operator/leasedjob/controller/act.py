@@ -1,0 +1,381 @@
+"""Carrying decisions out: the database first, then the API server, then an Event by whoever changed something.
+
+Each statement and request carries its own condition, so that an action decided on stale observations does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, assert_never
+from uuid import UUID
+
+from leasedjob.controller.batch import Batcher
+from leasedjob.controller.cache import Cache, Entry
+from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.decide import (
+    Action,
+    Claim,
+    DeletePod,
+    End,
+    GiveUp,
+    Launch,
+    RecordTicks,
+    ReleaseClaim,
+    launch_retry_ms,
+)
+from leasedjob.controller.events import Recorder
+from leasedjob.controller.facts import pod_facts
+from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.metrics import Metrics
+from leasedjob.controller.model import JobView
+from leasedjob.controller.outcome import Result, cut
+from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
+from leasedjob.controller.settings import Settings
+from leasedjob.controller.tenants import SecretError, TenantSecrets
+from leasedjob.identity import RunIdentity
+from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, Outcome, Run
+from leasedjob.lease.store import OperatorStore
+from leasedjob.lease.tenants import tenant_of
+from leasedjob.protocol import ANNOTATION_CLAIM, ANNOTATION_LEASE
+
+log = logging.getLogger(__name__)
+CREATE_TRIES: Final = (0.0, 0.3, 1.0, 2.0, 4.0)  # seconds before each try of a Pod's creation, while the claim lives
+SETTLE: Final = 5.0  # seconds within which an action's effect should be observed
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an action did.
+
+    Args:
+        refresh: rows to read again.
+        watermark: the code's watermark, if the answer told.
+        leave_for: seconds for which the same action isn't repeated (its effect is on its way).
+        again_in: seconds after which it is tried again (it could not be done now).
+    """
+
+    refresh: Sequence[UUID] = ()
+    watermark: datetime | None = None
+    leave_for: float = 0.0
+    again_in: float | None = None
+
+
+@dataclass(slots=True)
+class Actor:
+    settings: Settings
+    kube: Kube
+    store: OperatorStore
+    tenants: TenantSecrets
+    events: Recorder
+    clock: DatabaseClock
+    metrics: Metrics
+    cache: Cache = field(init=False)
+    _claims: Batcher[ClaimRequest, ClaimResult] = field(init=False)
+    _pods: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._claims = Batcher(self._claim_many)
+        self._pods = asyncio.Semaphore(self.settings.pod_concurrency)
+
+    async def act(self, entry: Entry, view: JobView, action: Action | object) -> Progress:
+        match action:
+            case End():
+                return await self._end(entry, action)
+            case ReleaseClaim():
+                return await self._release(entry, action)
+            case GiveUp():
+                await self.store.give_up([action.run.id], reason=action.reason)
+                return Progress(refresh=[action.run.id], leave_for=SETTLE)
+            case DeletePod():
+                return await self._delete(entry, action)
+            case Launch():
+                return await self._launch(entry, view, action.run)
+            case Claim():
+                return await self._claim(entry, view, action)
+            case RecordTicks():
+                return await self._record(entry, action)
+            case _:
+                raise AssertionError(f"no such action: {action!r}")
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    async def end(self, action: End) -> bool:
+        """Writes an attempt's outcome; True if this call changed the row."""
+        outcome = {
+            Result.COMPLETE: Outcome.COMPLETE,
+            Result.FAIL: Outcome.FAIL,
+            Result.RELEASE: Outcome.RELEASE,
+            Result.ENDED: Outcome.FAIL,
+        }[action.result]
+        reason = action.reason + (f": {action.message}" if action.message else "")
+        return await self.store.end_attempt(
+            action.run.id,
+            action.run.attempt,
+            action.pod_uid,
+            outcome,
+            counts=action.result is Result.FAIL,
+            reason=cut(reason),
+            retry_ms=action.retry_ms,
+            data=action.data or None,
+        )
+
+    async def _end(self, entry: Entry, action: End) -> Progress:
+        if await self.end(action):
+            run, good = action.run, action.result is Result.COMPLETE
+            reason = {Result.COMPLETE: "RunSucceeded", Result.RELEASE: "RunInterrupted"}.get(action.result, "RunFailed")
+            what = f"{run.identity.run_key or 'the initial run'}, attempt {run.attempt}"
+            detail = "" if good else f": {action.reason} {action.message}".rstrip()
+            await self.events.record(entry.body, reason, f"{what}{detail}", warning=not good)
+            self.metrics.attempt_ended(action.result, action.reason)
+        return Progress(refresh=[action.run.id], leave_for=SETTLE)
+
+    async def _release(self, entry: Entry, action: ReleaseClaim) -> Progress:
+        run = action.run
+        if run.claim_token is None:
+            return Progress(refresh=[run.id], again_in=0.5)
+        reason = cut(action.reason + (f": {action.message}" if action.message else ""))
+        if await self.store.release_claim(run.id, run.claim_token, reason=reason, retry_ms=action.retry_ms):
+            await self.events.record(
+                entry.body, "ClaimReleased", f"{run.identity.run_key}, attempt {run.attempt}: {reason}", warning=True
+            )
+        return Progress(refresh=[run.id], leave_for=SETTLE)
+
+    async def _delete(self, entry: Entry, action: DeletePod) -> Progress:
+        pod = action.pod
+        gone = not await self.kube.delete_pod(pod.namespace, pod.name, pod.uid)
+        if not gone and action.reason != "HistoryLimit":
+            await self.events.record(entry.body, "PodDeleted", f"{pod.name}: {action.reason}")
+        return Progress(leave_for=30.0)
+
+    async def _record(self, entry: Entry, action: RecordTicks) -> Progress:
+        answer = await self.store.record_ticks(self.settings.cluster, entry.code, action.through, action.ranges)
+        if answer.recorded:
+            for r in action.ranges:
+                self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
+                await self.events.record(
+                    entry.body, "TickMissed", f"{r.count} missed from {r.first} to {r.last}: {r.reason}", warning=True
+                )
+            return Progress(watermark=answer.watermark)
+        return Progress(watermark=answer.watermark, again_in=0.5)
+
+    # --- starts ------------------------------------------------------------------------------------------------------
+
+    async def _claim_many(self, wanted: Sequence[ClaimRequest]) -> Sequence[ClaimResult]:
+        asked = datetime.now(UTC)
+        results = await self.store.claim_runs(self.settings.cluster, wanted)
+        self.metrics.claim_seconds.observe((datetime.now(UTC) - asked).total_seconds())
+        return results
+
+    async def _claim(self, entry: Entry, view: JobView, action: Claim) -> Progress:
+        policy = view.policy
+        previous = action.previous
+        if previous is not None and not await self._previous_is_over(view, previous):
+            return Progress(refresh=[previous.id], again_in=1.0)
+        identity = RunIdentity(action.type, entry.code, action.run_key)
+        result = await self._claims.ask(
+            ClaimRequest(
+                identity=identity,
+                tick=action.tick,
+                name=entry.name,
+                namespace=entry.namespace,
+                job_name=entry.name,
+                job_uid=entry.uid,
+                tenant=tenant_of(self.settings.cluster, entry.namespace),
+                run_lease_ms=policy.timing.duration * 1000,
+                on_overlap=action.overlap,
+                starting_deadline_ms=None if policy.starting_deadline is None else policy.starting_deadline * 1000,
+                backoff_limit=policy.backoff_limit,
+                manual=action.manual,
+                dropped=action.dropped,
+            )
+        )
+        self.metrics.claims.labels(result.verdict.value).inc()
+        return await self._verdict(entry, view, action, identity, result)
+
+    async def _verdict(
+        self, entry: Entry, view: JobView, action: Claim, identity: RunIdentity, result: ClaimResult
+    ) -> Progress:
+        note = ""
+        progress = Progress(refresh=[result.id] if result.id else (), watermark=result.watermark, leave_for=SETTLE)
+        match result.verdict:
+            case ClaimVerdict.CLAIMED:
+                entry.notes.pop(identity.lock_key, None)
+                assert result.id is not None
+                for r in action.dropped:
+                    self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
+                    await self.events.record(
+                        entry.body,
+                        "TickMissed",
+                        f"{r.count} missed from {r.first} to {r.last}: {r.reason}",
+                        warning=True,
+                    )
+                # Crash window: claim committed, Pod not created. Another replica finds the claim and launches it.
+                await self._launch_claimed(entry, view, action, identity, result)
+                return progress
+            case ClaimVerdict.HELD | ClaimVerdict.COMPLETED | ClaimVerdict.EXHAUSTED | ClaimVerdict.BACKOFF:
+                if result.verdict is ClaimVerdict.COMPLETED:
+                    note = "AlreadySucceeded: this run is recorded as SUCCESS"
+                elif result.verdict is ClaimVerdict.EXHAUSTED:
+                    note = "AlreadyFailed: this run has used up its attempts"
+            case ClaimVerdict.FUTURE:
+                note = "TickInTheFuture: this tick has not come yet"
+                if not action.manual and action.tick is not None:
+                    wait = (action.tick - result.db_now).total_seconds()
+                    return Progress(again_in=max(0.001, wait))
+            case ClaimVerdict.PAST:
+                pass
+            case ClaimVerdict.MISSED:
+                self.metrics.ticks_missed.labels("StartingDeadline").inc()
+                await self.events.record(
+                    entry.body, "TickMissed", f"{identity.run_key}: the starting deadline had passed", warning=True
+                )
+            case ClaimVerdict.OVERLAP_SKIPPED:
+                self.metrics.ticks_skipped.labels("Overlap").inc()
+                await self.events.record(entry.body, "TickSkipped", f"{identity.run_key}: a run is still active")
+            case ClaimVerdict.OVERLAP_WAIT:
+                if action.manual:
+                    entry.notes[identity.lock_key] = "Overlap: another run of this job is active"
+                return Progress(again_in=2.0)
+            case ClaimVerdict.BUSY:
+                return Progress(again_in=0.1)
+            case ClaimVerdict.UNREGISTERED:
+                entry.registered = None
+                return Progress(again_in=0.5)
+            case _:
+                assert_never(result.verdict)
+        if action.manual and note and action.previous is None:
+            entry.notes[identity.lock_key] = note
+        return progress
+
+    async def _previous_is_over(self, view: JobView, previous: Run) -> bool:
+        """Before a run that this cluster held is claimed again its Pod is looked up, past every cache.
+
+        A Pod that has ended says what came of the attempt, and is finalized instead. One that still runs although its
+        lease has expired was fenced (or its node is lost): it is deleted, and the fence, not the deletion, is what the
+        next attempt relies on.
+        """
+        if previous.cluster != view.cluster or previous.pod_name is None:
+            return True
+        body = await self.kube.get_pod(previous.namespace, previous.pod_name)
+        if body is None or body["metadata"]["uid"] != previous.pod_uid:
+            return True
+        known = self.cache.pods.get(previous.pod_uid or "")
+        self.cache.pod_seen(body)
+        facts = pod_facts(body)
+        if facts is None:
+            return True
+        if facts.finished and (known is None or not known.finished):
+            return False  # news: decide again with it
+        if not facts.finished and not facts.deleting:
+            await self.kube.delete_pod(facts.namespace, facts.name, facts.uid)
+        return True
+
+    async def _launch(self, entry: Entry, view: JobView, run: Run) -> Progress:
+        if run.claim_token is None:
+            return Progress(refresh=[run.id], again_in=1.0)
+        attempt = Attempt(
+            str(run.id),
+            str(run.claim_token),
+            run.lock_key,
+            run.identity.type.value,
+            run.identity.code,
+            run.identity.run_key,
+            run.tick,
+            run.attempt,
+            run.fencing_token,
+        )
+        await self._create(entry, view, attempt, run.created_at)
+        return Progress(refresh=[run.id], leave_for=10.0)
+
+    async def _launch_claimed(
+        self, entry: Entry, view: JobView, action: Claim, identity: RunIdentity, result: ClaimResult
+    ) -> None:
+        attempt = Attempt(
+            str(result.id),
+            str(result.owner_token),
+            identity.lock_key,
+            identity.type.value,
+            identity.code,
+            identity.run_key,
+            action.tick,
+            result.attempt or 1,
+            result.fencing_token or 0,
+        )
+        first = action.previous.created_at if action.previous else result.db_now
+        created = await self._create(entry, view, attempt, first)
+        if created and action.tick is not None and action.previous is None and not action.manual:
+            self.metrics.skew_seconds.observe(max(0.0, (self.clock.now() - action.tick).total_seconds()))
+
+    async def _create(self, entry: Entry, view: JobView, attempt: Attempt, first_claimed: datetime) -> bool:
+        """Creates the attempt's Pod, or releases the claim with the reason why that can't be. True if the Pod exists."""
+        policy = view.policy
+        pod = build_pod(
+            owner=Owner(entry.name, entry.namespace, entry.uid),
+            template=entry.template,
+            attempt=attempt,
+            timing=policy.timing,
+            sidecar=Sidecar(
+                self.settings.sidecar_image,
+                self.settings.sidecar_pull_policy,
+                entry.sidecar_resources or self.settings.sidecar_resources,
+                (*self.settings.image_pull_secrets, *entry.pull_secrets),
+                self.settings.sidecar_secret,
+            ),
+            cluster=view.cluster,
+            active_deadline_seconds=policy.active_deadline,
+            finish_policy=policy.finish_policy(),
+        )
+        refusal = ""
+        final = False
+        for delay in CREATE_TRIES:
+            await asyncio.sleep(delay)
+            try:
+                await self.tenants.ensure(entry.namespace)
+                async with self._pods:
+                    body = await self.kube.create_pod(pod)
+            except SecretError as e:
+                refusal = f"SidecarSecret: {e}"
+                break
+            except KubeError as e:
+                if e.status == 409 and e.reason == "AlreadyExists":
+                    refusal = await self._already_there(pod)
+                    if not refusal:
+                        return True
+                    break
+                refusal = f"{e.reason or 'PodRefused'}: {e.message}"
+                final = "being terminated" in e.message
+                if not e.transient or "admission webhook" in e.message or "failed calling webhook" in e.message:
+                    break
+            else:
+                self.cache.pod_seen(body)
+                self.metrics.pods_created.inc()
+                await self.events.record(
+                    entry.body,
+                    "RunStarted",
+                    f"{attempt.run_key or 'the initial run'}, attempt {attempt.number}: Pod {pod['metadata']['name']}",
+                )
+                return True
+        # The claim goes back at once. If a Pod was created all the same (an answer was lost), it can't adopt any more.
+        wait = None if final else launch_retry_ms(view, attempt.number, first_claimed)
+        reason = cut(f"PodNotCreated: {refusal}")
+        await self.store.release_claim(UUID(attempt.lease_id), UUID(attempt.claim_token), reason=reason, retry_ms=wait)
+        self.metrics.pods_refused.inc()
+        await self.events.record(entry.body, "PodNotCreated", cut(refusal), warning=True)
+        return False
+
+    async def _already_there(self, pod: dict[str, Any]) -> str:
+        """A Pod of that name exists: "" if it is this very claim's, else whose it is. Another attempt has another name."""
+        meta = pod["metadata"]
+        there = await self.kube.get_pod(meta["namespace"], meta["name"])
+        if there is None:
+            return "PodNameTaken: a Pod of this name was just deleted"
+        notes = there["metadata"].get("annotations") or {}
+        ours = meta["annotations"]
+        if all(notes.get(a) == ours[a] for a in (ANNOTATION_LEASE, ANNOTATION_CLAIM)):
+            self.cache.pod_seen(there)
+            return ""
+        return f"PodNameTaken: Pod {meta['name']} exists and belongs to something else"

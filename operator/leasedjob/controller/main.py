@@ -1,0 +1,168 @@
+"""The operator process: settings, database, API server, kopf, probes, and an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from typing import Any
+
+import kopf
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from leasedjob import __version__
+from leasedjob.controller.act import Actor
+from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.engine import Engine
+from leasedjob.controller.events import Recorder
+from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.loops import (
+    COMPARE_SECONDS,
+    POLL_SECONDS,
+    RENEW_SECONDS,
+    Comparer,
+    Health,
+    Poller,
+    Renewer,
+    forever,
+)
+from leasedjob.controller.metrics import Metrics
+from leasedjob.controller.settings import Settings, SettingsError
+from leasedjob.controller.status import StatusWriter
+from leasedjob.controller.tenants import TenantSecrets
+from leasedjob.controller.wiring import registry_for, settings_for
+from leasedjob.lease.database import pool
+from leasedjob.lease.store import OperatorStore
+
+log = logging.getLogger(__name__)
+
+
+async def resolved(settings: Settings, kube: Kube) -> Settings:
+    """Settings with the cluster's name: the UID of kube-system unless one was given."""
+    delay = 1.0
+    while not settings.cluster:
+        try:
+            settings = replace(settings, cluster=await kube.namespace_uid("kube-system"))
+        except KubeError as e:
+            log.warning("the cluster's identity is not known yet (or set clusterName): %s", e)
+            await asyncio.sleep(delay)
+            delay = min(10.0, delay * 2)
+    return settings
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Runs the operator until `stop` is set."""
+    async with contextlib.AsyncExitStack() as stack:
+        health, metrics, clock = Health(), Metrics(), DatabaseClock()
+        await stack.enter_async_context(_http(settings, health, metrics))
+        kube = await stack.enter_async_context(Kube(settings.kubeconfig, connections=settings.pod_concurrency + 20))
+        settings = await resolved(settings, kube)
+        connections: AsyncConnectionPool[AsyncConnection[Any]] = pool(
+            settings.database_dir, size=settings.database_connections
+        )
+        await stack.enter_async_context(connections)
+        store = OperatorStore(connections.connection)
+        events = Recorder(kube, settings.identity)
+        actor = Actor(settings, kube, store, TenantSecrets(settings, kube), events, clock, metrics)
+        engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
+        actor.cache = engine.cache
+        loops = {
+            "agenda": engine.agenda.run(),
+            "events": events.run(),
+            "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
+            "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
+            "compare": forever("comparison of watch and list", COMPARE_SECONDS, Comparer(engine, health).step),
+            "watch": kopf.operator(
+                registry=registry_for(settings, engine.cache, health),
+                settings=settings_for(settings),
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                standalone=True,
+                stop_flag=stop,
+            ),
+        }
+        log.info("leasedjob %s serves cluster %s as %s", __version__, settings.cluster, settings.identity)
+        tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        stopping = asyncio.create_task(stop.wait())
+        # No loop ends by itself while the process is to live: whichever does is a reason to be restarted.
+        done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        await engine.stop()
+        for task in tasks:
+            if task.get_name() != "watch":
+                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(15):
+                await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done - {stopping}:
+            if not task.cancelled() and task.exception():
+                raise RuntimeError(f"{task.get_name()} ended") from task.exception()
+            log.error("%s ended by itself", task.get_name())
+
+
+@contextlib.asynccontextmanager
+async def _http(settings: Settings, health: Health, metrics: Metrics) -> Any:
+    """/healthz and /readyz on the health port, /metrics on the metrics port."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        why = health.live()
+        return web.Response(status=503 if why else 200, text=why or "ok")
+
+    async def readyz(_: web.Request) -> web.Response:
+        why = health.ready()
+        return web.Response(status=503 if why else 200, text=why or "ok")
+
+    async def exposition(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    runners = []
+    for port, routes in (
+        (settings.health_port, [web.get("/healthz", healthz), web.get("/readyz", readyz)]),
+        (settings.metrics_port, [web.get("/metrics", exposition)]),
+    ):
+        app = web.Application()
+        app.add_routes(routes)
+        runner = web.AppRunner(app, handle_signals=False, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, None, port).start()
+        runners.append(runner)
+    try:
+        yield
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(settings, stop)
+
+
+def main() -> None:
+    """Console script `leasedjob-operator`. Exit codes: 0 stopped, 1 a loop ended, 2 a setting can't be used."""
+    logging.basicConfig(
+        level=os.environ.get("LEASEDJOB_LOG_LEVEL", "INFO"),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("kopf").setLevel(os.environ.get("LEASEDJOB_KOPF_LOG_LEVEL", "WARNING"))
+    try:
+        settings = Settings.from_environment()
+    except SettingsError as e:
+        print(f"leasedjob-operator: {e}", file=sys.stderr)
+        sys.exit(2)
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.install()
+    asyncio.run(_run(settings))

@@ -1,0 +1,100 @@
+"""From a LeasedJob's object to what decisions are made from, once for each generation of its spec."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from leasedjob.api.problem import Reason
+from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
+from leasedjob.controller.cache import Entry
+from leasedjob.controller.model import Policy
+from leasedjob.controller.settings import Settings
+from leasedjob.errors import InvalidJobIdentityOptionsError, InvalidScheduleError
+from leasedjob.identity import JobSchedulerType, RunIdentity, job_code
+from leasedjob.lease.rows import Registration
+
+
+def _hash(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def derive(entry: Entry, settings: Settings) -> None:
+    """Fills in the entry's derived fields if its spec has changed."""
+    generation = int(entry.body["metadata"].get("generation") or 1)
+    if entry.generation == generation:
+        return
+    entry.generation = generation
+    entry.problem, entry.warning = None, ""
+    parsed = parse_job(entry.body)
+    if not isinstance(parsed, LeasedJobSpec):
+        entry.policy = entry.registration = None
+        reasons = {p.reason for p in parsed}
+        reason = parsed[0].reason if len(reasons) == 1 else Reason.INVALID_SPEC
+        entry.problem = reason.value, "; ".join(str(p) for p in parsed[:8])
+        entry.code = _code(entry, _raw_code(entry.body), settings) or entry.code
+        return
+    code = _code(entry, parsed.code, settings)
+    if code is None:
+        entry.policy = entry.registration = None
+        return
+    entry.code = code
+    try:
+        policy = policy_of(parsed, code)
+    except InvalidScheduleError as e:
+        entry.policy = entry.registration = None
+        entry.problem = Reason.INVALID_SCHEDULE.value, str(e)
+        return
+    entry.policy = policy
+    entry.template = entry.body["spec"]["template"]
+    sidecar = parsed.sidecar
+    entry.pull_secrets = tuple(s.name for s in (sidecar.image_pull_secrets if sidecar else None) or ())
+    entry.sidecar_resources = (entry.body["spec"].get("sidecar") or {}).get("resources")
+    entry.initial_lock_key = RunIdentity.of(type=JobSchedulerType.INITIAL, code=code).lock_key
+    entry.registration = Registration(
+        code=code,
+        uid=entry.uid,
+        namespace=entry.namespace,
+        name=entry.name,
+        created_at=entry.created_at,
+        schedule_hash=_hash(parsed.schedule, parsed.time_zone, parsed.clock_change_policy),
+        spec_hash=_hash({k: v for k, v in entry.body["spec"].items() if k not in ("suspend", "sidecar")}),
+        policy=policy.concurrency.value,
+        suspended=policy.suspend,
+    )
+
+
+def _raw_code(body: Mapping[str, Any]) -> str | None:
+    code = (body.get("spec") or {}).get("code")
+    return code if isinstance(code, str) else None
+
+
+def _code(entry: Entry, spec_code: str | None, settings: Settings) -> str | None:
+    try:
+        return job_code(entry.namespace, entry.name, spec_code, settings.shared_codes)
+    except InvalidJobIdentityOptionsError as e:
+        entry.problem = entry.problem or (Reason.INVALID_CODE.value, f"spec.code: {e}")
+        return None
+
+
+def policy_of(spec: LeasedJobSpec, code: str) -> Policy:
+    """The policy that a checked spec asks for. Raises InvalidScheduleError, which names the field."""
+    return Policy(
+        type=spec.type.scheduler_type,
+        timing=spec.timing,
+        schedule=spec.schedule_for(code),
+        suspend=spec.suspend,
+        starting_deadline=spec.starting_deadline_seconds,
+        concurrency=spec.concurrency_policy,
+        missed=spec.missed_run_policy,
+        missed_limit=spec.missed_run_limit,
+        backoff_limit=spec.backoff_limit,
+        pending_deadline=spec.pending_deadline_seconds,
+        active_deadline=spec.active_deadline_seconds,
+        exit_zero_on_stop=spec.shutdown.exit_zero_on_stop,
+        keep_successful=spec.successful_runs_history_limit,
+        keep_failed=spec.failed_runs_history_limit,
+    )

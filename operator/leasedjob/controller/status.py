@@ -1,0 +1,186 @@
+"""What `kubectl get leasedjobs` shows. It follows from rows, Pods and spec; it decides nothing.
+
+One write per reconcile, only where something changed, under the resource version that it was computed for. A replica
+whose rows are older than what stands there already doesn't write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunStatus
+from leasedjob.controller import manual
+from leasedjob.controller.cache import Entry
+from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.conditions import condition
+from leasedjob.controller.facts import PodFacts, parse_time
+from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.model import JobView, Policy
+from leasedjob.controller.outcome import waiting_reason
+from leasedjob.identity import JobSchedulerType
+from leasedjob.lease.rows import JobSchedulerStatus, Run
+from leasedjob.lease.trust import Timing
+
+Json = Mapping[str, Any]
+RUNS_SHOWN: Final = MAX_RUNS
+PREVIEW: Final = 5
+
+
+def outcome_of(run: Run) -> str:
+    """One word for a person: Success, Failed, Retrying, Running or Pending."""
+    match run.status:
+        case JobSchedulerStatus.SUCCESS:
+            return "Success"
+        case JobSchedulerStatus.RUNNING:
+            return "Running" if run.pod_uid else "Pending"
+        case JobSchedulerStatus.FAIL:
+            return "Retrying" if run.retry_at is not None else "Failed"
+
+
+def run_status(run: Run, pod: PodFacts | None) -> RunStatus:
+    """One run as it is shown."""
+    reason, _, message = run.reason.partition(": ")
+    outcome = outcome_of(run)
+    if run.status is JobSchedulerStatus.RUNNING:
+        reason = message = ""
+        if pod is not None and not pod.workload_started_at_all:
+            outcome = "Pending"
+            reason, message = waiting_reason(pod)
+    return RunStatus(
+        run_key=run.identity.run_key or "",
+        attempt=run.attempt,
+        outcome=outcome,
+        reason=reason or None,
+        message=message or None,
+        holder=run.holder or run.cluster or None,
+        pod_name=run.pod_name or (pod.name if pod else None),
+        scheduled_time=run.tick,
+        start_time=run.started_at,
+        completion_time=None if run.status is JobSchedulerStatus.RUNNING else run.finished_at,
+    )
+
+
+def _latest(old: Json, field: str, times: Iterable[datetime | None]) -> datetime | None:
+    """The latest of these times; never earlier than what stands there already."""
+    return max((t for t in (*times, parse_time(old.get(field))) if t is not None), default=None)
+
+
+def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str, Any]:
+    """The whole status of a LeasedJob."""
+    old: Json = entry.body.get("status") or {}
+    generation = int(entry.body["metadata"].get("generation") or 1)
+    newest = sorted(view.rows.values(), key=lambda r: (r.tick or r.created_at, r.created_at), reverse=True)
+    active = [r for r in newest if not r.terminal]
+    shown = (active + [r for r in newest if r.terminal])[:RUNS_SHOWN]
+    pods = {(p.lease_id, p.attempt): p for p in view.pods}
+    runs = {r.id: run_status(r, pods.get((str(r.id), r.attempt))) for r in shown}
+    held = [r for r in active if r.status is JobSchedulerStatus.RUNNING]
+    last = newest[0] if newest else None
+    holder = held[0] if held else last
+    policy = entry.policy
+    scheduled = policy and policy.schedule and not policy.suspend and entry.problem is None and conflict is None
+    ahead = list(policy.schedule.preview(view.now, PREVIEW)) if scheduled and policy and policy.schedule else []
+    successes = [r.finished_at for r in newest if r.status is JobSchedulerStatus.SUCCESS]
+    failures = [r.finished_at for r in newest if r.status is JobSchedulerStatus.FAIL]
+    status = LeasedJobStatus(
+        observed_generation=generation,
+        code=entry.code or None,
+        conditions=_conditions(entry, old, conflict, generation, view.now),
+        next_schedule_time=ahead[0] if ahead else None,
+        next_schedule_times=ahead or None,
+        last_schedule_time=_latest(old, "lastScheduleTime", [r.tick for r in newest if not r.manual]),
+        last_successful_time=_latest(old, "lastSuccessfulTime", successes),
+        last_failure_time=_latest(old, "lastFailureTime", failures),
+        last_result=(runs[last.id].outcome if last.id in runs else outcome_of(last)) if last else None,
+        active_count=len(held),
+        holder=(holder.holder or holder.cluster or None) if holder else None,
+        active=[runs[r.id] for r in active if r.id in runs],
+        recent_runs=[runs[r.id] for r in shown],
+    )
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int, now: datetime) -> list[Condition]:
+    def of(kind: str, truth: bool, reason: str, message: str) -> Condition:
+        return condition(
+            old, kind, ConditionStatus.TRUE if truth else ConditionStatus.FALSE, reason, message, generation, now
+        )
+
+    if conflict is not None:
+        message = f"code {entry.code} belongs to the older LeasedJob {conflict.namespace}/{conflict.name}"
+        found = [of("Ready", False, "CodeConflict", message)]
+    elif entry.problem is not None:
+        found = [of("Ready", False, *entry.problem)]
+    elif entry.policy is not None and entry.policy.suspend:
+        found = [of("Ready", True, "Suspended", "accepted; suspended, so no tick starts a run")]
+    else:
+        found = [of("Ready", True, "Accepted", "accepted and scheduled")]
+    if entry.spec_differs:
+        found.append(of("SpecDiffers", True, "SpecDiffers", "another cluster has this code with another spec"))
+    return found
+
+
+def behind(old: Json, new: Json) -> bool:
+    """Whether `new` was computed from older rows than `old`: a run that stands there is further than here."""
+    mine = {r.get("runKey"): r for r in new.get("recentRuns") or []}
+    for run in old.get("recentRuns") or []:
+        other = mine.get(run.get("runKey"))
+        if other is None:
+            continue
+        ahead = run.get("attempt", 0) > other.get("attempt", 0)
+        final = run.get("outcome") == "Success" and other.get("outcome") != "Success"
+        if ahead or final:
+            return True
+    return False
+
+
+class StatusWriter:
+    """Writes statuses that differ from what stands there."""
+
+    no_policy: Final = Policy(type=JobSchedulerType.SCHEDULE, timing=Timing(900, 60, 60, 10), suspend=True)
+
+    def __init__(self, kube: Kube, clock: DatabaseClock) -> None:
+        self._kube = kube
+        self._clock = clock
+
+    async def write(self, entry: Entry, view: JobView, runs: Sequence[Json], conflict: Entry | None) -> None:
+        """Status of the LeasedJob, then of its LeasedJobRuns. Conflicts are left to the next observation."""
+        status = job_status(entry, view, conflict)
+        old: Json = entry.body.get("status") or {}
+        if status != old and not behind(old, status):
+            body = await self._patch("leasedjobs", entry.body, status, old)
+            if body is not None:
+                entry.body = body
+        problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
+        rows = {r.lock_key: r for r in view.rows.values()}
+        requests = {r.uid: r for r in manual.requests(entry.code, runs)}
+        for body in runs:
+            if manual.phase_of(body) in manual.FINAL:
+                continue
+            request = requests.get(body["metadata"]["uid"])
+            key = request.lock_key if request else ""
+            status = manual.status(
+                body,
+                code=entry.code,
+                run=rows.get(key),
+                problem=problem,
+                note=entry.notes.get(key, ""),
+                now=view.now,
+            )
+            if status != (body.get("status") or {}):
+                await self._patch("leasedjobruns", body, status, body.get("status") or {})
+
+    async def _patch(self, plural: str, body: Json, status: dict[str, Any], old: Json) -> Json | None:
+        """A merge patch only adds and replaces, so what is no longer true is set to null."""
+        meta = body["metadata"]
+        patch = {**{k: None for k in old if k not in status}, **status}
+        try:
+            return await self._kube.patch_status(
+                plural, meta["namespace"], meta["name"], patch, meta.get("resourceVersion", "")
+            )
+        except KubeError as e:
+            if e.status in (404, 409):
+                return None  # gone, or changed meanwhile: its event leads to the next reconcile
+            raise
