@@ -36,11 +36,12 @@ from leasedjob.controller.outcome import Result, cut
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.tenants import SecretError, TenantSecrets
-from leasedjob.identity import RunIdentity
+from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, Outcome, Run
 from leasedjob.lease.store import OperatorStore
 from leasedjob.lease.tenants import tenant_of
 from leasedjob.protocol import ANNOTATION_CLAIM, ANNOTATION_LEASE
+from leasedjob.schedule import TickRange
 
 log = logging.getLogger(__name__)
 CREATE_TRIES: Final = (0.0, 0.3, 1.0, 2.0, 4.0)  # seconds before each try of a Pod's creation, while the claim lives
@@ -154,13 +155,15 @@ class Actor:
     async def _record(self, entry: Entry, action: RecordTicks) -> Progress:
         answer = await self.store.record_ticks(self.settings.cluster, entry.code, action.through, action.ranges)
         if answer.recorded:
-            for r in action.ranges:
-                self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
-                await self.events.record(
-                    entry.body, "TickMissed", f"{r.count} missed from {r.first} to {r.last}: {r.reason}", warning=True
-                )
+            await self._missed(entry, action.ranges)
             return Progress(watermark=answer.watermark)
         return Progress(watermark=answer.watermark, again_in=0.5)
+
+    async def _missed(self, entry: Entry, ranges: Sequence[TickRange]) -> None:
+        for r in ranges:
+            self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
+            text = f"{r.count} missed from {run_key_for(r.first)} to {run_key_for(r.last)}: {r.reason}"
+            await self.events.record(entry.body, "TickMissed", text, warning=True)
 
     # --- starts ------------------------------------------------------------------------------------------------------
 
@@ -205,14 +208,7 @@ class Actor:
             case ClaimVerdict.CLAIMED:
                 entry.notes.pop(identity.lock_key, None)
                 assert result.id is not None
-                for r in action.dropped:
-                    self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
-                    await self.events.record(
-                        entry.body,
-                        "TickMissed",
-                        f"{r.count} missed from {r.first} to {r.last}: {r.reason}",
-                        warning=True,
-                    )
+                await self._missed(entry, action.dropped)
                 # Crash window: claim committed, Pod not created. Another replica finds the claim and launches it.
                 await self._launch_claimed(entry, view, action, identity, result)
                 return progress
@@ -311,7 +307,7 @@ class Actor:
             self.metrics.skew_seconds.observe(max(0.0, (self.clock.now() - action.tick).total_seconds()))
 
     async def _create(self, entry: Entry, view: JobView, attempt: Attempt, first_claimed: datetime) -> bool:
-        """Creates the attempt's Pod, or releases the claim with the reason why that can't be. True if the Pod exists."""
+        """Creates the attempt's Pod, or releases the claim with the reason why not. True if the Pod exists."""
         policy = view.policy
         pod = build_pod(
             owner=Owner(entry.name, entry.namespace, entry.uid),
@@ -368,7 +364,7 @@ class Actor:
         return False
 
     async def _already_there(self, pod: dict[str, Any]) -> str:
-        """A Pod of that name exists: "" if it is this very claim's, else whose it is. Another attempt has another name."""
+        """A Pod of that name exists: "" if it is this claim's, else whose it is. Another attempt has another name."""
         meta = pod["metadata"]
         there = await self.kube.get_pod(meta["namespace"], meta["name"])
         if there is None:

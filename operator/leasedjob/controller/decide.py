@@ -85,7 +85,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Try to become the holder. `previous`: the row as it was; a Pod of this cluster that held it is looked up first."""
+    """Try to become the holder. `previous`: the row; a Pod of this cluster that held it is looked up first."""
 
     type: JobSchedulerType
     run_key: str | None
@@ -354,7 +354,7 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
 
 
 def history(job: JobView) -> Iterator[DeletePod]:
-    """Finished Pods beyond the history limits, oldest first. A Pod that still has to be finalized is evidence and stays."""
+    """Finished Pods beyond the history limits. A Pod that has still to be finalized is evidence and stays."""
     closed = [p for p in job.pods if p.finished and not p.deleting and _closed(job, p)]
     closed.sort(key=lambda p: (p.created_at.timestamp() if p.created_at else 0.0, p.name), reverse=True)
     for phase, keep in (("Succeeded", job.policy.keep_successful), ("Failed", job.policy.keep_failed)):

@@ -1,4 +1,4 @@
-"""Kubernetes Events on a LeasedJob. They inform and decide nothing: one that can't be written is logged and forgotten."""
+"""Kubernetes Events on a LeasedJob. They decide nothing: one that can't be written is logged and forgotten."""
 
 from __future__ import annotations
 

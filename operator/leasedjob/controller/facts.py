@@ -1,7 +1,7 @@
 """What a Pod's object proves. Pure: a dict as the API server sent it in, one frozen value out.
 
-Only what the kubelet wrote is evidence of an end. A Pod that is gone, or whose phase says Failed while a container still
-has no `terminated` state (a lost node, the Pod garbage collector), proves nothing about its workload.
+Only what the kubelet wrote is evidence of an end. A Pod that is gone, or whose phase says Failed while a container has
+no `terminated` state (a lost node, the Pod garbage collector), proves nothing about its workload.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _testimony(status: Json | None) -> Testimony | None:
 
 
 def _stop(meta: Json, conditions: list[Json]) -> tuple[datetime | None, str]:
-    """When a stop was asked for, and the disruption's reason. The drain notice is no evidence: it also comes at an end."""
+    """When a stop was asked for, and the disruption's reason. The drain notice is no evidence: ends have it too."""
     times: list[datetime] = []
     deletion = parse_time(meta.get("deletionTimestamp"))
     if deletion:

@@ -92,7 +92,7 @@ class Kube:
             parsed = {"message": data[:500].decode("utf-8", "replace")}
         if response.status >= 400:
             raise KubeError(response.status, parsed.get("reason") or "", parsed.get("message") or "")
-        return parsed  # type: ignore[no-any-return]
+        return parsed
 
     # --- paths -------------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Kube:
     # --- LeasedJobs and LeasedJobRuns --------------------------------------------------------------------------------
 
     async def patch_status(self, plural: str, namespace: str, name: str, status: Json, resource_version: str) -> Json:
-        """Replace `status` under the precondition that the object is still at `resource_version` (else KubeError 409)."""
+        """Merges `status` if the object is still at `resource_version` (else KubeError 409)."""
         body = {"metadata": {"resourceVersion": resource_version}, "status": status}
         return await self.call(
             "PATCH",

@@ -14,8 +14,8 @@ SKEW_BUCKETS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 
 KNOWN_REASONS: Final = frozenset(
     {
         "Completed", "CompletedOnStop", "Reported", "Error", "OOMKilled", "Fenced", "Interrupted", "DeadlineExceeded",
-        "PendingDeadlineExceeded", "InitContainerFailed", "LivenessProbeFailed", "NeverStarted", "Replaced", "Cancelled",
-        "InterruptionLimitExceeded", "ContainerStatusUnknown", "StartError", "ContainerCannotRun",
+        "PendingDeadlineExceeded", "InitContainerFailed", "LivenessProbeFailed", "NeverStarted", "Replaced",
+        "Cancelled", "InterruptionLimitExceeded", "ContainerStatusUnknown", "StartError", "ContainerCannotRun",
     }
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ def _plain(body: kopf.Body) -> dict[str, Any]:
 
 
 def settings_for(settings: Settings) -> kopf.OperatorSettings:
-    """Explicit watch timeouts (a silent connection is replaced within a minute or so), no Events by kopf, no peering."""
+    """Explicit watch timeouts (a silent connection is replaced within about a minute), no Events, no peering."""
     k = kopf.OperatorSettings()
     k.peering.standalone = True
     k.posting.enabled = False
