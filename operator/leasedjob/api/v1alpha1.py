@@ -1,0 +1,470 @@
+"""LeasedJob and LeasedJobRun, version leasedjob.io/v1alpha1: the models that the CRDs are generated from. Pure.
+
+Field names, defaults and limits are CronJob's where it has the field. `LeasedJobSpec.model_validate(body["spec"])`
+gives a spec that obeys every rule, or raises; `parse_job` gives the spec or the problems, in the user's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from leasedjob.api import expressions
+from leasedjob.api import template as pod_template
+from leasedjob.api.expressions import CODE_RULES, PRE_STOP_RULE, SCHEDULE_RULES, TIME_ZONE_RULES, TRUST_RULE
+from leasedjob.api.problem import Problem, Reason
+from leasedjob.api.structural import MAX_INT32, Bool, Int, ListMap, OpenShape, Rule, Rules, Shape, problems_of
+from leasedjob.api.template import GRACE_RULE, PodTemplate
+from leasedjob.errors import InvalidScheduleError
+from leasedjob.identity import JobSchedulerType, js_trim
+from leasedjob.lease import trust
+from leasedjob.lease.trust import Timing
+from leasedjob.schedule import ClockChangePolicy, MissedRunPolicy, Schedule
+
+Spec = TypeVar("Spec", bound=Shape)
+MAX_LEASE_SECONDS: Final = 86_400
+MIN_GRACE_SECONDS: Final = 5
+MAX_GRACE_SECONDS: Final = 60
+MAX_PULL_SECRETS: Final = 16
+MAX_RUNS: Final = 10  # of `active` and of `recentRuns`; all of them are in the database
+
+
+class JobType(StrEnum):
+    """`Initial` runs once, ever; `Schedule` runs once a tick."""
+
+    INITIAL = "Initial"
+    SCHEDULE = "Schedule"
+
+    @property
+    def scheduler_type(self) -> JobSchedulerType:
+        """The type in the run's identity."""
+        return JobSchedulerType.INITIAL if self is JobType.INITIAL else JobSchedulerType.SCHEDULE
+
+
+class ConcurrencyPolicy(StrEnum):
+    """What a due tick does while another run of the code is active, in any cluster."""
+
+    FORBID = "Forbid"
+    ALLOW = "Allow"
+    REPLACE = "Replace"
+
+
+class ExitZeroOnStop(StrEnum):
+    """What exit 0 means after a stop."""
+
+    RETRY = "Retry"
+    SUCCESS = "Success"
+
+
+# --- LeasedJob: spec -------------------------------------------------------------------------------------------------
+class LeaseSpec(Shape):
+    """How long a lease lives without a heartbeat, and how often it is renewed."""
+
+    duration_seconds: Annotated[Int, Field(ge=trust.MIN_LEASE_SECONDS, le=MAX_LEASE_SECONDS)] = (
+        trust.DEFAULT_LEASE_SECONDS
+    )
+    """Seconds after the last heartbeat at which the run may be claimed by another holder. 20 to 86400."""
+    heartbeat_seconds: Annotated[Int, Field(ge=1, le=MAX_LEASE_SECONDS // 2)] | None = None
+    """Seconds between heartbeats. Default: 60, or a third of durationSeconds if that is less."""
+
+    @property
+    def heartbeat(self) -> int:
+        """Seconds between heartbeats, the default worked out."""
+        if self.heartbeat_seconds is None:
+            return trust.default_heartbeat(self.duration_seconds)
+        return self.heartbeat_seconds
+
+
+class ShutdownSpec(Shape):
+    """The one budget that a stop has to fit in, and how a stopped workload's exit is read."""
+
+    pre_stop_seconds: Annotated[Int, Field(ge=0, le=MAX_GRACE_SECONDS - MIN_GRACE_SECONDS)] = (
+        trust.DEFAULT_PRE_STOP_SECONDS
+    )
+    """Seconds between the drain notice and SIGTERM; part of the grace period."""
+    termination_grace_period_seconds: Annotated[Int, Field(ge=MIN_GRACE_SECONDS, le=MAX_GRACE_SECONDS)] = (
+        trust.DEFAULT_GRACE_SECONDS
+    )
+    """Seconds from the stop to SIGKILL, preStop included. 5 to 60; the Pod template must not say otherwise."""
+    exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY
+    """What exit 0 means after a stop: Retry runs again, Success takes it as done."""
+
+
+def _quantity(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str | float):
+        raise PydanticCustomError("quantity", "must be a quantity such as 100m or 64Mi")
+    return value
+
+
+Quantity = Annotated[
+    Any,
+    AfterValidator(_quantity),
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+
+
+class Resources(OpenShape):
+    """ResourceRequirements of the containers that the operator adds."""
+
+    limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+    requests: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+
+
+class SecretReference(Shape):
+    """A Secret in the job's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class SidecarSpec(Shape):
+    """Overrides of the chart's settings for the containers that the operator adds to each Pod of this job."""
+
+    resources: Resources | None = None
+    """Resource requests and limits of each added container, instead of the chart's."""
+    image_pull_secrets: Annotated[list[SecretReference], ListMap("name"), Field(max_length=MAX_PULL_SECRETS)] | None = (
+        None
+    )
+    """Pull secrets for the sidecar's image, besides the chart's and the template's."""
+
+
+_HAS_SCHEDULE: Final = Rule(
+    cel="self.type == 'Initial' || has(self.schedule)",
+    holds=lambda spec: spec.type is JobType.INITIAL or spec.schedule is not None,
+    field="schedule",
+    message="schedule is required unless type is Initial",
+)
+_NO_SCHEDULE: Final = Rule(
+    cel="self.type != 'Initial' || !has(self.schedule)",
+    holds=lambda spec: spec.type is not JobType.INITIAL or spec.schedule is None,
+    field="schedule",
+    message="schedule is forbidden for type Initial, which runs once, ever",
+)
+_CODE_STAYS: Final = Rule(
+    cel="has(self.code) == has(oldSelf.code) && (!has(self.code) || self.code == oldSelf.code)",
+    field="code",
+    message="code is immutable: it is the identity of the runs; create another LeasedJob instead",
+)
+_TYPE_STAYS: Final = Rule(
+    cel="self.type == oldSelf.type",
+    field="type",
+    message="type is immutable: it is part of the runs' identity; create another LeasedJob instead",
+)
+
+
+class LeasedJobSpec(Shape):
+    """What runs, when, and under which policy."""
+
+    type: JobType = JobType.SCHEDULE
+    """Schedule runs once a tick; Initial runs once, ever, and forbids schedule. Immutable."""
+    code: Annotated[str, Field(min_length=1, max_length=64), Rules(CODE_RULES), AfterValidator(js_trim)] | None = None
+    """Names the runs within the namespace, in every cluster of the database. Default: the object's name. Immutable."""
+    schedule: Annotated[str, Field(min_length=1, max_length=1024), Rules(SCHEDULE_RULES)] | None = None
+    """Five cron fields or a macro such as @daily; H stands for a number that follows from the code."""
+    time_zone: Annotated[str, Field(min_length=1, max_length=64), Rules(TIME_ZONE_RULES)] = "Etc/UTC"
+    """The IANA time zone of schedule."""
+    clock_change_policy: ClockChangePolicy = ClockChangePolicy.RunOnce
+    """RunOnce runs a fixed time that a clock change skips or repeats exactly once; Kubernetes does as CronJob does."""
+    suspend: Bool = False
+    """No tick counts while true; a resume replays nothing."""
+    starting_deadline_seconds: Annotated[Int, Field(ge=10, le=MAX_INT32)] | None = None
+    """How late the first claim of a tick may be; later, the tick is recorded as missed. At least 10."""
+    concurrency_policy: ConcurrencyPolicy = ConcurrencyPolicy.FORBID
+    """While another run is active, in any cluster, a due tick is skipped (Forbid), run (Allow), or stops the other (Replace)."""
+    missed_run_policy: MissedRunPolicy = MissedRunPolicy("RunLatest")
+    """After a gap: RunLatest starts the latest missed tick, RunAll all of them (see missedRunLimit), Skip none."""
+    missed_run_limit: Annotated[Int, Field(ge=1, le=10_000)] = 100
+    """At most how many missed ticks RunAll starts, the most recent ones, oldest first."""
+    backoff_limit: Annotated[Int, Field(ge=0, le=MAX_INT32)] = 0
+    """Failed attempts of a run that are repeated, after 10 s doubling to 6 min. Interruptions don't count."""
+    pending_deadline_seconds: Annotated[Int, Field(ge=5, le=MAX_INT32)] = 900
+    """Seconds within which the workload must have started, else the attempt ends."""
+    active_deadline_seconds: Annotated[Int, Field(ge=1, le=MAX_INT32)] | None = None
+    """Seconds that an attempt may run; past them it has failed, whatever its exit code."""
+    lease: LeaseSpec = Field(default_factory=LeaseSpec, json_schema_extra={"default": {}})
+    """The lease's timing."""
+    shutdown: ShutdownSpec = Field(default_factory=ShutdownSpec, json_schema_extra={"default": {}})
+    """The budget of a stop."""
+    sidecar: SidecarSpec | None = None
+    """Overrides for the containers that the operator adds."""
+    successful_runs_history_limit: Annotated[Int, Field(ge=0, le=1000)] = 3
+    """Pods of successful runs that are kept."""
+    failed_runs_history_limit: Annotated[Int, Field(ge=0, le=1000)] = 1
+    """Pods of failed runs that are kept."""
+    template: PodTemplate
+    """The Pod of a run, a PodTemplateSpec, kept as written. restartPolicy is Never or absent."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _HAS_SCHEDULE,
+        _NO_SCHEDULE,
+        _CODE_STAYS,
+        _TYPE_STAYS,
+        TRUST_RULE,
+        PRE_STOP_RULE,
+        GRACE_RULE,
+    )
+
+    def more_problems(self) -> list[tuple[str, str]]:
+        found = [(p.field.removeprefix("spec."), p.message) for p in pod_template.problems(self.template, self)]
+        if self.schedule is not None:
+            try:
+                self.schedule_for("")
+            except InvalidScheduleError as error:
+                found.append((error.field, str(error)))
+        return found
+
+    @property
+    def timing(self) -> Timing:
+        """The attempt's timing, every default worked out."""
+        return Timing(
+            duration=self.lease.duration_seconds,
+            heartbeat=self.lease.heartbeat,
+            grace=self.shutdown.termination_grace_period_seconds,
+            pre_stop=self.shutdown.pre_stop_seconds,
+        )
+
+    def schedule_for(self, code: str) -> Schedule | None:
+        """The parsed schedule; `code` is what `H` is a hash of. None for type Initial.
+
+        Raises:
+            InvalidScheduleError: never for a spec that was validated.
+        """
+        if self.schedule is None:
+            return None
+        return Schedule.parse(self.schedule, self.time_zone, policy=self.clock_change_policy, code=code)
+
+
+def parse_job(body: Mapping[str, Any]) -> LeasedJobSpec | list[Problem]:
+    """The spec of a LeasedJob object, or every problem that was found, at least one."""
+    return _parse(LeasedJobSpec, body)
+
+
+# --- status, of both kinds -------------------------------------------------------------------------------------------
+def bounded(text: str, limit: int) -> str:
+    """`text` cut to `limit` bytes of JSON as the API server stores it, control characters made blanks.
+
+    An object's size is what etcd limits, and there `<`, `>` and `&` take six bytes. A cut text ends in "…".
+    """
+    clean = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    used = 0
+    cut = len(clean)
+    for index, character in enumerate(clean):
+        used += _stored_size(character)
+        if used > limit:
+            return clean[:cut] + "…"
+        if used <= limit - 3:
+            cut = index + 1
+    return clean
+
+
+def _stored_size(character: str) -> int:
+    if character in "<>&":
+        return 6
+    if character in '"\\\n':
+        return 2
+    return len(character.encode())
+
+
+def _text(limit: int) -> Any:
+    return BeforeValidator(lambda value: bounded(value, limit) if isinstance(value, str) else value)
+
+
+def _rfc3339(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Aware; written in UTC to the second, as Kubernetes writes times.
+Time = Annotated[datetime, PlainSerializer(_rfc3339, when_used="json")]
+Count = Annotated[Int, Field(ge=0)]
+RunKeyText = Annotated[str, _text(256), Field(max_length=256)]
+ReasonText = Annotated[str, _text(64), Field(max_length=64)]
+MessageText = Annotated[str, _text(512), Field(max_length=512)]
+HolderText = Annotated[str, _text(256), Field(max_length=256)]
+NameText = Annotated[str, _text(253), Field(max_length=253)]
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Shape):
+    """A metav1.Condition."""
+
+    type: Annotated[str, _text(64), Field(min_length=1, max_length=64)]
+    status: ConditionStatus
+    observed_generation: Count | None = None
+    last_transition_time: Time
+    reason: Annotated[str, _text(64), Field(min_length=1, max_length=64)]
+    message: Annotated[str, _text(1024), Field(max_length=1024)] = ""
+
+
+Conditions = Annotated[list[Condition], ListMap("type"), Field(max_length=8)]
+
+
+class RunStatus(Shape):
+    """One run, as the database and its Pod tell."""
+
+    run_key: RunKeyText
+    attempt: Count | None = None
+    outcome: ReasonText | None = None
+    """Running, Success, Failed, Retrying, ...: how the run stands or ended."""
+    reason: ReasonText | None = None
+    message: MessageText | None = None
+    holder: HolderText | None = None
+    """cluster/namespace/pod of the last owner."""
+    pod_name: NameText | None = None
+    scheduled_time: Time | None = None
+    start_time: Time | None = None
+    completion_time: Time | None = None
+
+
+class LeasedJobStatus(Shape):
+    """What was last observed: it follows from database and Pods, and is bounded. The database has the whole history."""
+
+    observed_generation: Count | None = None
+    code: Annotated[str, _text(256), Field(max_length=256)] | None = None
+    """The code of the runs: namespace and spec.code, or its hashed form."""
+    conditions: Conditions | None = None
+    """Ready says that the object is accepted and scheduled, not how the last run went."""
+    next_schedule_time: Time | None = None
+    next_schedule_times: Annotated[list[Time], Field(max_length=5)] | None = None
+    """The next ticks, the first of which is nextScheduleTime."""
+    last_schedule_time: Time | None = None
+    last_successful_time: Time | None = None
+    last_failure_time: Time | None = None
+    last_result: ReasonText | None = None
+    """Outcome of the latest run: Running, Success, Failed, Retrying, ..."""
+    active_count: Count | None = None
+    holder: HolderText | None = None
+    """cluster/namespace/pod of the latest active run."""
+    active: Annotated[list[RunStatus], Field(max_length=MAX_RUNS)] | None = None
+    recent_runs: Annotated[list[RunStatus], Field(max_length=MAX_RUNS)] | None = None
+
+
+# --- LeasedJobRun ----------------------------------------------------------------------------------------------------
+_TICK: Final = r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z$"
+
+
+def _is_instant(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise PydanticCustomError("tick", "no such date") from None
+    return text
+
+
+def _stays(field: str, optional: bool) -> Rule:
+    same = f"self.{field} == oldSelf.{field}"
+    return Rule(
+        cel=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})" if optional else same,
+        field=field,
+        message=f"{field} is immutable: a LeasedJobRun asks for one run; create another one instead",
+    )
+
+
+class LeasedJobRunSpec(Shape):
+    """A request for one run of a LeasedJob, now, under the same lease and policy. Only cancel may change."""
+
+    job_name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The LeasedJob in the same namespace. Immutable."""
+    tick: (
+        Annotated[
+            str,
+            Field(min_length=20, max_length=20),
+            Rules(
+                (
+                    Rule(
+                        cel=expressions.matches(_TICK),
+                        holds=expressions.matcher(_TICK),
+                        message="tick must be an instant in UTC such as 2026-07-20T03:00:00Z",
+                    ),
+                )
+            ),
+            AfterValidator(_is_instant),
+        ]
+        | None
+    ) = None
+    """The tick to run, in UTC; refused if recorded as SUCCESS. Without it the run has a key of its own. Immutable."""
+    reason: Annotated[str, Field(max_length=1024)] | None = None
+    """Why, for people. Immutable."""
+    cancel: Bool = False
+    """True stops the run; it can't be taken back."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _stays("jobName", optional=False),
+        _stays("tick", optional=True),
+        _stays("reason", optional=True),
+        Rule(cel="!oldSelf.cancel || self.cancel", field="cancel", message="cancel can't be taken back"),
+    )
+
+    @property
+    def tick_time(self) -> datetime | None:
+        """`tick` as an aware datetime."""
+        return None if self.tick is None else datetime.fromisoformat(self.tick).astimezone(UTC)
+
+
+def parse_run(body: Mapping[str, Any]) -> LeasedJobRunSpec | list[Problem]:
+    """The spec of a LeasedJobRun object, or every problem that was found, at least one."""
+    return _parse(LeasedJobRunSpec, body)
+
+
+def manual_run_key(namespace: str, name: str, uid: str) -> str:
+    """The run key of a LeasedJobRun without a tick: each such object is a run of its own."""
+    return f"manual/{namespace}/{name}/{uid}"
+
+
+class RunPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    REFUSED = "Refused"
+
+
+class LeasedJobRunStatus(Shape):
+    """How the run stands."""
+
+    observed_generation: Count | None = None
+    conditions: Conditions | None = None
+    phase: RunPhase | None = None
+    reason: ReasonText | None = None
+    message: MessageText | None = None
+    run_key: Annotated[str, _text(1024), Field(max_length=1024)] | None = None
+    code: Annotated[str, _text(256), Field(max_length=256)] | None = None
+    attempt: Count | None = None
+    holder: HolderText | None = None
+    pod_name: NameText | None = None
+    start_time: Time | None = None
+    completion_time: Time | None = None
+
+
+# --- the two objects, for the schema ---------------------------------------------------------------------------------
+class LeasedJob(Shape):
+    """A CronJob whose every tick is one run with one holder at a time, arbitrated by PostgreSQL."""
+
+    spec: LeasedJobSpec
+    status: LeasedJobStatus | None = None
+
+
+class LeasedJobRun(Shape):
+    """Run now: asks for one run of a LeasedJob."""
+
+    spec: LeasedJobRunSpec
+    status: LeasedJobRunStatus | None = None
+
+
+def _parse(model: type[Spec], body: Mapping[str, Any]) -> Spec | list[Problem]:
+    spec = body.get("spec")
+    if not isinstance(spec, Mapping):
+        return [Problem("spec", Reason.INVALID_SPEC, "spec is required")]
+    try:
+        return model.model_validate(spec)
+    except ValidationError as error:
+        return problems_of(error, "spec")
