@@ -77,7 +77,7 @@ class Seen(StrEnum):
 
     LEASED = "leased"  # it held the lease and answered so, up to `beat`
     FENCED = "fenced"  # it has said "not leased"; sticky
-    REPORTED = "reported"  # the workload reported an outcome, which is recorded in the database
+    REPORTED = "reported"  # the workload reported an outcome; `recorded` says whether the database has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class Testimony:
     fenced_at: float | None = None
     reason: str = ""  # why fenced, for people; at most 512 characters
     outcome: str | None = None  # for REPORTED: complete, fail or release
+    recorded: bool | None = None  # for REPORTED: False if no answer of the database came: it may or may not have it
     failed_probe: str | None = None  # container whose own liveness probe failed: the kubelet stops it, not the fence
     version: int = 1
 
