@@ -65,6 +65,11 @@ class Progress:
     again_in: float | None = None
 
 
+def _reason(reason: str, message: str) -> str:
+    """What the row keeps: `<Reason>: <message>`, the end of a long message."""
+    return f"{reason}: {cut(message)}" if message else reason
+
+
 @dataclass(slots=True)
 class Actor:
     settings: Settings
@@ -112,14 +117,13 @@ class Actor:
             Result.RELEASE: Outcome.RELEASE,
             Result.ENDED: Outcome.FAIL,
         }[action.result]
-        reason = action.reason + (f": {action.message}" if action.message else "")
         return await self.store.end_attempt(
             action.run.id,
             action.run.attempt,
             action.pod_uid,
             outcome,
             counts=action.result is Result.FAIL,
-            reason=cut(reason),
+            reason=_reason(action.reason, action.message),
             retry_ms=action.retry_ms,
             data=action.data or None,
         )
@@ -138,7 +142,7 @@ class Actor:
         run = action.run
         if run.claim_token is None:
             return Progress(refresh=[run.id], again_in=0.5)
-        reason = cut(action.reason + (f": {action.message}" if action.message else ""))
+        reason = _reason(action.reason, action.message)
         if await self.store.release_claim(run.id, run.claim_token, reason=reason, retry_ms=action.retry_ms):
             await self.events.record(
                 entry.body, "ClaimReleased", f"{run.identity.run_key}, attempt {run.attempt}: {reason}", warning=True
@@ -357,7 +361,7 @@ class Actor:
                 return True
         # The claim goes back at once. If a Pod was created all the same (an answer was lost), it can't adopt any more.
         wait = None if final else launch_retry_ms(view, attempt.number, first_claimed)
-        reason = cut(f"PodNotCreated: {refusal}")
+        reason = _reason("PodNotCreated", refusal)
         await self.store.release_claim(UUID(attempt.lease_id), UUID(attempt.claim_token), reason=reason, retry_ms=wait)
         self.metrics.pods_refused.inc()
         await self.events.record(entry.body, "PodNotCreated", cut(refusal), warning=True)
