@@ -10,18 +10,28 @@ answer (`leasedjob.lease.database.classify`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from datetime import datetime
+import asyncio
+import json
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from psycopg.rows import DictRow, dict_row
+
+from leasedjob.errors import DatabaseUnavailableError
+from leasedjob.identity import JobSchedulerType, RunIdentity
+from leasedjob.lease import jsonsafe
+from leasedjob.lease.database import Connections, FaultKind, translated
 from leasedjob.lease.rows import (
     DEFAULT_BACKOFF,
     Adoption,
+    AdoptVerdict,
     Beat,
     ClaimRequest,
     ClaimResult,
+    ClaimVerdict,
+    JobSchedulerStatus,
     LedgerEntry,
     Outcome,
     Recorded,
@@ -29,51 +39,120 @@ from leasedjob.lease.rows import (
     Registration,
     Run,
 )
+from leasedjob.lease.statements import statement
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
+    from psycopg import Connection
 
     from leasedjob.schedule.due import TickRange
-
-Connect = Callable[[], AbstractAsyncContextManager["AsyncConnection[Any]"]]
 
 
 class OperatorStore:
     """The operator's side.
 
     Args:
-        connection: gives a connection for one statement: an AsyncConnectionPool's `connection`, or
-            `leasedjob.lease.database.connections(credentials)`.
+        connection: gives a connection for one statement: an AsyncConnectionPool's `connection`
+            (`database.operator_pool`), or `database.connections(credentials)`.
         timeout: seconds that one statement may take, connecting included; default 30.
     """
 
-    def __init__(self, connection: Connect, *, timeout: float = 30.0) -> None:
+    def __init__(self, connection: Connections, *, timeout: float = 30.0) -> None:
         self._connection = connection
         self._timeout = timeout
 
+    async def _rows(self, name: str, **parameters: Any) -> list[DictRow]:
+        with translated():
+            try:
+                async with (
+                    asyncio.timeout(self._timeout),
+                    self._connection() as connection,
+                    connection.cursor(row_factory=dict_row) as cursor,
+                ):
+                    await cursor.execute(statement(name), parameters)
+                    return await cursor.fetchall()
+            except TimeoutError as error:
+                raise DatabaseUnavailableError(
+                    f"the database did not answer {name} within {self._timeout:g} s", FaultKind.TRANSIENT
+                ) from error
+
+    async def _value(self, name: str, **parameters: Any) -> Any:
+        (row,) = await self._rows(name, **parameters)
+        (value,) = row.values()
+        return value
+
+    # --- registration --------------------------------------------------------------------------------------------
+
     async def register_jobs(self, cluster: str, jobs: Sequence[Registration]) -> list[Registered]:
-        """Registers or refreshes these jobs; one answer per job, in the order given."""
-        raise NotImplementedError
+        """Registers or refreshes these jobs; one answer per job, in the order given.
+
+        Of several jobs with one code the first counts. What it does to the watermark: a new code begins at its
+        object's creation; an edit of the schedule, or a resume, moves it to now; an object created anew moves it to
+        its creation. It never moves back, and create and resume leave it alone while another cluster has the code
+        active.
+        """
+        if not jobs:
+            return []
+        raw = [
+            {
+                "ordinal": ordinal,
+                "code": job.code,
+                "uid": job.uid,
+                "namespace": job.namespace,
+                "name": job.name,
+                "created_at": job.created_at.isoformat(),
+                "schedule_hash": job.schedule_hash,
+                "spec_hash": job.spec_hash,
+                "policy": job.policy,
+                "suspended": job.suspended,
+            }
+            for ordinal, job in enumerate(jobs)
+        ]
+        rows = await self._rows("register_jobs", cluster=cluster, jobs=json.dumps(raw))
+        by_code = {row["code"]: Registered(**row) for row in rows}
+        return [by_code[job.code] for job in jobs]
 
     async def unregister_jobs(self, cluster: str, codes: Collection[str]) -> set[str]:
-        """Forgets these jobs of this cluster; the codes that are done (the others were busy: ask again)."""
-        raise NotImplementedError
+        """Forgets these jobs of this cluster; the codes that are done (the others were busy: ask again).
+
+        Their unadopted claims are given back, and where no other cluster has the code, no run gets another attempt.
+        """
+        return set(await self._value("unregister_jobs", cluster=cluster, codes=sorted(codes))) if codes else set()
+
+    # --- claims --------------------------------------------------------------------------------------------------
 
     async def claim_runs(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
         """Asks for all these runs in one round trip; one answer per request, in the order given."""
-        raise NotImplementedError
+        if not requests:
+            return []
+        raw = [_claim_json(ordinal, request) for ordinal, request in enumerate(requests)]
+        rows = await self._rows("claim_runs", cluster=cluster, requests=json.dumps(raw))
+        return [
+            ClaimResult(verdict=ClaimVerdict(row["verdict"]), **{name: row[name] for name in _CLAIM_FIELDS})
+            for row in rows
+        ]
 
     async def record_ticks(self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange]) -> Recorded:
         """Writes tick ranges to the ledger and moves the watermark to `through`, where nothing is to be claimed."""
-        raise NotImplementedError
+        (row,) = await self._rows(
+            "record_ticks", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
+        )
+        return Recorded(**row)
 
     async def renew_claims(self, cluster: str, ids: Collection[UUID]) -> set[UUID]:
         """Extends unadopted claims of this cluster; the ids that were extended."""
-        raise NotImplementedError
+        return set(await self._value("renew_claims", cluster=cluster, ids=list(ids))) if ids else set()
 
     async def release_claim(self, id: UUID, claim_token: UUID, *, reason: str, retry_ms: int | None = 0) -> bool:
-        """Gives an unadopted claim back: FAIL `{released: true}`, claimable again after `retry_ms` (None: never)."""
-        raise NotImplementedError
+        """Gives an unadopted claim back: FAIL `{released: true}`, claimable again after `retry_ms` (None: never).
+
+        False: it is no longer an unadopted claim with this token.
+
+        Raises:
+            DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.
+        """
+        return bool(await self._value("release_claim", id=id, token=claim_token, reason=reason, retry_ms=retry_ms))
+
+    # --- ends ----------------------------------------------------------------------------------------------------
 
     async def end_attempt(
         self,
@@ -89,50 +168,75 @@ class OperatorStore:
     ) -> bool:
         """Records how an attempt ended; True if this call changed the row.
 
-        Accepted after expiry as long as nobody reclaimed.
+        Accepted after expiry as long as nobody reclaimed. No further attempt follows where a stop was requested or
+        the code isn't registered any more, whatever `retry_ms` says.
 
         Args:
             pod_uid: the Pod that holds the lease; None for a claim that no Pod adopted.
             counts: a failure counts against the backoff limit; anything else of an adopted attempt that isn't
                 COMPLETE counts as an interruption.
             retry_ms: milliseconds until the next attempt; None: no more; DEFAULT_BACKOFF: the run's own rule.
+            data: kept with the row, at most 256 KiB (`jsonsafe`).
+
+        Raises:
+            DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.
         """
-        raise NotImplementedError
+        return bool(
+            await self._value(
+                "end_attempt",
+                id=id,
+                attempt=attempt,
+                pod_uid=pod_uid,
+                outcome=outcome.value,
+                counts=counts,
+                retry_ms=retry_ms,
+                reason=jsonsafe.text(reason),
+                data=None if data is None else jsonsafe.dumps(data),
+            )
+        )
 
     async def request_stop(self, ids: Collection[UUID], *, reason: str) -> set[UUID]:
         """Asks RUNNING runs to stop for good (cancelled or replaced): their sidecars see it at the next heartbeat.
 
-        However such an attempt then ends, there is no further one. The ids whose row now carries a stop request, or
-        has ended, are returned; others were locked elsewhere: ask again.
+        However such an attempt then ends, there is no further one. An unadopted claim ends at once, and a run that
+        waits for its retry gets none. The ids that are stopping or have ended are returned; others were locked
+        elsewhere: ask again.
         """
-        raise NotImplementedError
+        return set(await self._value("request_stop", ids=list(ids), reason=reason)) if ids else set()
+
+    # --- what is there -------------------------------------------------------------------------------------------
 
     async def active_rows(self, cluster: str) -> list[Run]:
         """Every non-terminal row (RUNNING, or FAIL with a retry left) of codes that this cluster registered."""
-        raise NotImplementedError
+        return [_run(row, cluster) for row in await self._rows("active_rows", cluster=cluster)]
 
     async def changed_since(self, cluster: str, since: datetime) -> list[Run]:
         """Rows of registered codes with `changed_at` >= since, oldest change first, at most 1,000.
 
         Transactions may commit in another order than they read the clock: ask with an overlap of some seconds.
         """
-        raise NotImplementedError
+        return [_run(row, cluster) for row in await self._rows("changed_since", cluster=cluster, since=since)]
 
     async def recent_runs(self, cluster: str, codes: Collection[str], limit: int) -> dict[str, list[Run]]:
-        """The last `limit` rows of each code, newest first."""
-        raise NotImplementedError
+        """The last `limit` rows of each code, newest first; `cluster` only decides `held_here`."""
+        found: dict[str, list[Run]] = {code: [] for code in codes}
+        if found:
+            for row in await self._rows("recent_runs", codes=list(found), limit=limit):
+                found[row["code"]].append(_run(row, cluster))
+        return found
 
     async def runs_by_id(self, cluster: str, ids: Collection[UUID]) -> dict[UUID, Run]:
         """These rows, where they exist; `cluster` only decides `held_here`."""
-        raise NotImplementedError
+        return {row["id"]: _run(row, cluster) for row in await self._rows("runs_by_id", ids=list(ids))} if ids else {}
 
     async def ledger(self, code: str, *, limit: int = 100) -> list[LedgerEntry]:
         """What did not run, newest first."""
-        raise NotImplementedError
+        rows = await self._rows("ledger", code=code, limit=limit)
+        return [LedgerEntry(count_is_exact=row.pop("exact"), **row) for row in rows]
 
     async def watermarks(self, cluster: str) -> dict[str, datetime]:
         """The watermark of each code that this cluster registered."""
-        raise NotImplementedError
+        return {row["code"]: row["watermark"] for row in await self._rows("watermarks", cluster=cluster)}
 
 
 class SidecarStore:
@@ -145,18 +249,117 @@ class SidecarStore:
     def __init__(self, connection: Connection[Any]) -> None:
         self._connection = connection
 
+    def _row(self, name: str, **parameters: Any) -> DictRow:
+        with translated(), self._connection.cursor(row_factory=dict_row) as cursor:
+            row = cursor.execute(statement(name), parameters).fetchone()
+            assert row is not None
+            return row
+
     def adopt(self, id: UUID, claim_token: UUID, new_token: UUID, *, pod_uid: str, pod_name: str) -> Adoption:
-        """Takes the claim over and rotates its token. Idempotent for the same Pod uid and new token."""
-        raise NotImplementedError
+        """Takes the claim over and rotates its token.
+
+        Idempotent for the same Pod uid and new token: asking again extends the lease, as a heartbeat would.
+        """
+        row = self._row(
+            "adopt", id=id, claim_token=claim_token, new_token=new_token, pod_uid=pod_uid, pod_name=pod_name
+        )
+        return Adoption(verdict=AdoptVerdict(row.pop("verdict")), reason=row.pop("reason") or "", **row)
 
     def heartbeat(self, id: UUID, token: UUID) -> Beat:
         """Extends the lease, if it is held and unexpired by the database's clock."""
-        raise NotImplementedError
+        return Beat(**self._row("heartbeat", id=id, token=token))
 
     def finish(self, id: UUID, token: UUID, outcome: Outcome, data: Any = None) -> bool:
         """Records the holder's own outcome; True also if the same outcome was recorded before with this token.
 
+        Accepted after expiry as long as nobody reclaimed. False: the lease is lost.
+
+        Args:
+            data: kept with the row; made storable and at most 256 KiB by `jsonsafe`.
+
         Raises:
             DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.
         """
-        raise NotImplementedError
+        encoded = None if data is None else jsonsafe.dumps(data)
+        return bool(self._row("finish", id=id, token=token, outcome=outcome.value, data=encoded)["recorded"])
+
+
+# --- between rows and values -----------------------------------------------------------------------------------------
+
+_CLAIM_FIELDS = (
+    "id",
+    "owner_token",
+    "attempt",
+    "fencing_token",
+    "expires_at",
+    "db_now",
+    "watermark",
+    "reason",
+    "retry_at",
+)
+
+
+def _ranges_json(ranges: Sequence[TickRange]) -> list[dict[str, Any]]:
+    return [
+        {
+            "first": item.first.isoformat(),
+            "last": item.last.isoformat(),
+            "count": item.count,
+            "exact": item.count_is_exact,
+            "kind": "missed",
+            "reason": str(item.reason),
+        }
+        for item in ranges
+    ]
+
+
+def _claim_json(ordinal: int, request: ClaimRequest) -> dict[str, Any]:
+    identity = request.identity
+    return {
+        "ordinal": ordinal,
+        "type": identity.type.value,
+        "code": identity.code,
+        "run_key": identity.run_key,
+        "lock_key": identity.lock_key,
+        "tick": None if request.tick is None else request.tick.isoformat(),
+        "name": request.name,
+        "namespace": request.namespace,
+        "job_name": request.job_name,
+        "job_uid": request.job_uid,
+        "tenant": request.tenant,
+        "lease_ms": request.lease_ms,
+        "run_lease_ms": request.run_lease_ms,
+        "on_overlap": request.on_overlap.value,
+        "starting_deadline_ms": request.starting_deadline_ms,
+        "backoff_limit": request.backoff_limit,
+        "interruption_limit": request.interruption_limit,
+        "manual": request.manual,
+        "reopen": request.reopen,
+        "dropped": _ranges_json(request.dropped),
+    }
+
+
+def _run(row: DictRow, cluster: str) -> Run:
+    status = JobSchedulerStatus(row["status"])
+    try:
+        expires_at = row["modified_at"] + timedelta(milliseconds=row["lease_ms"])
+    except OverflowError:  # a lease beyond the year 9999
+        expires_at = datetime.max.replace(tzinfo=UTC)
+    running = status is JobSchedulerStatus.RUNNING
+    return Run(
+        identity=RunIdentity(JobSchedulerType(row["type"]), row["code"], row["run_key"]),
+        status=status,
+        outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
+        claim_token=row["owner_token"] if running and row["pod_uid"] is None else None,
+        expires_at=expires_at,
+        held_here=running and row["cluster"] == cluster and expires_at >= row["db_now"],
+        **{name: row[name] for name in _RUN_FIELDS},
+    )
+
+
+# The fields of Run that are columns under the same name.
+_RUN_FIELDS = tuple(
+    name
+    for name in Run.__dataclass_fields__
+    if name not in {"identity", "status", "outcome", "claim_token", "expires_at", "held_here"}
+)

@@ -42,7 +42,7 @@ class Probe:
 
 
 def probe_for(duration_seconds: float) -> Probe:
-    """The probe whose detection is at most min(20 s, duration / 10), and never one answer's worth if it can be three."""
+    """The probe whose detection is at most min(20 s, duration / 10); three answers decide wherever that has room."""
     budget = max(2, math.floor(min(MAX_DETECTION_SECONDS, duration_seconds / 10)))
     timeout = max(1, budget // 4)
     threshold = 3 if budget >= 4 else budget - 1
@@ -81,10 +81,10 @@ class Timing:
         """Why this timing can't hold the fence, in words that name the field; None where it can."""
         if self.trust < 2 * self.heartbeat:
             return (
-                f"lease.durationSeconds {self.duration} leaves {self.trust:.1f} s of trust, less than two heartbeats of "
-                f"{self.heartbeat} s: 0.98 * durationSeconds must be at least fence budget {self.fence_budget:.0f} s "
-                f"(detection {self.probe.detection} + shutdown.terminationGracePeriodSeconds {self.grace} + 5) "
-                "+ 2 * lease.heartbeatSeconds"
+                f"lease.durationSeconds {self.duration} leaves {self.trust:.1f} s of trust, less than two heartbeats "
+                f"of {self.heartbeat} s: 0.98 * durationSeconds must be at least fence budget "
+                f"{self.fence_budget:.0f} s (detection {self.probe.detection} + "
+                f"shutdown.terminationGracePeriodSeconds {self.grace} + 5) + 2 * lease.heartbeatSeconds"
             )
         if self.pre_stop > self.grace - STOP_MARGIN_SECONDS:
             return (

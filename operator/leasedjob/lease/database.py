@@ -1,0 +1,407 @@
+"""Connections to PostgreSQL, and what its faults mean.
+
+Credentials are files (a mounted Secret) and are read again for each connection, so a rotated password needs no
+restart. Every connection is in autocommit, prepares no named statement and sends no `options`, so it works through
+PgBouncer in transaction mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import DictRow, dict_row
+
+from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError, SchemaMissingError
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool
+
+CONNECT_TIMEOUT_SECONDS: Final = 10
+# A peer that vanished without a reset is noticed within about 25 s, long before the kernel's own 15 minutes.
+_TCP: Final = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+Connections = Callable[[], AbstractAsyncContextManager[psycopg.AsyncConnection[DictRow]]]
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Where the database is and who we are: either a directory of files, or a fixed connection string.
+
+    Files of the directory, each optional: `uri` or `url` (a libpq connection string, the base), `host`, `port`,
+    `dbname`, `user` or `username`, `password`, `sslmode`, `sslrootcert` (a path, "system", or the PEM itself),
+    `ca.crt` (PEM), `tls.crt` with `tls.key` (client certificate). A file for one field wins over the uri.
+
+    Args:
+        directory: the mounted Secret; read again by each call of `conninfo`.
+        fixed: used instead of a directory; for tests and command lines.
+        overrides: libpq parameters that win over both.
+    """
+
+    directory: Path | None = None
+    fixed: str = ""
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_directory(cls, path: str | Path, **overrides: str) -> Credentials:
+        """Credentials that are read from `path` each time they are used."""
+        return cls(directory=Path(path), overrides=tuple(overrides.items()))
+
+    @classmethod
+    def from_conninfo(cls, text: str, **overrides: str) -> Credentials:
+        """Credentials from a libpq connection string or URI."""
+        return cls(fixed=text, overrides=tuple(overrides.items()))
+
+    def conninfo(self) -> str:
+        """The connection string as of now.
+
+        Raises:
+            DatabaseRefusedError: the directory can't be read, or its uri is no connection string.
+        """
+        try:
+            parameters = conninfo.conninfo_to_dict(self.fixed) if self.directory is None else self._read(self.directory)
+        except OSError as error:
+            raise DatabaseRefusedError(
+                f"the database credentials in {self.directory} can't be read: {error.strerror or error}",
+                FaultKind.REFUSED_LOGIN,
+            ) from error
+        except psycopg.ProgrammingError as error:
+            raise DatabaseRefusedError(
+                "the database uri is not a PostgreSQL connection string", FaultKind.REFUSED_LOGIN
+            ) from error
+        parameters.update(self.overrides)
+        if "," in str(parameters.get("host") or ""):
+            parameters.setdefault("target_session_attrs", "read-write")
+        return conninfo.make_conninfo("", **parameters)
+
+    @staticmethod
+    def _read(directory: Path) -> dict[str, Any]:
+        if not directory.is_dir():
+            raise FileNotFoundError(2, "no such directory", str(directory))
+
+        def content(*names: str) -> str | None:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    # A password may begin or end with a space; only the newline that editors add is cut.
+                    if text := (directory / name).read_text().rstrip("\r\n"):
+                        return text
+            return None
+
+        parameters: dict[str, Any] = dict(conninfo.conninfo_to_dict(content("uri", "url") or ""))
+        for parameter, names in {
+            "host": ("host",),
+            "port": ("port",),
+            "dbname": ("dbname",),
+            "user": ("user", "username"),
+            "password": ("password",),
+            "sslmode": ("sslmode",),
+        }.items():
+            if (value := content(*names)) is not None:
+                parameters[parameter] = value
+        if root := content("sslrootcert"):
+            parameters["sslrootcert"] = str(directory / "sslrootcert") if "-----BEGIN" in root else root
+        elif content("ca.crt"):
+            parameters["sslrootcert"] = str(directory / "ca.crt")
+        if content("tls.crt") and content("tls.key"):
+            parameters["sslcert"] = str(directory / "tls.crt")
+            parameters["sslkey"] = str(directory / "tls.key")
+        if not parameters:
+            raise FileNotFoundError(2, "none of the files host, uri, ... is there", str(directory))
+        return parameters
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+class FaultKind(StrEnum):
+    """What kind of fault an exception of the database is."""
+
+    TRANSIENT = "transient"  # passes by itself: try again, with jitter
+    BUSY = "busy"  # transient: a lock is held elsewhere
+    REFUSED_LOGIN = "refused_login"  # password, role, database or pg_hba: a person has to act, or a Secret to arrive
+    TLS = "tls"  # certificate or sslmode: a person has to act
+    MISSING_SCHEMA = "missing_schema"  # `leasedjob migrate`
+    BUG = "bug"  # anything else
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault and its likely cause in one readable line, without secrets."""
+
+    kind: FaultKind
+    message: str
+
+    @property
+    def transient(self) -> bool:
+        """It passes by itself."""
+        return self.kind in (FaultKind.TRANSIENT, FaultKind.BUSY)
+
+
+# Failures while connecting carry no SQLSTATE, so they are told apart by the text of libpq and of the server.
+_CONNECTING: Final[tuple[tuple[str, FaultKind, str], ...]] = (
+    (
+        r"certificate verify failed|certificate has expired|self.signed certificate",
+        FaultKind.TLS,
+        "TLS: the server's certificate was not accepted; check sslrootcert / ca.crt and the certificate's dates",
+    ),
+    (
+        r"does not match host name",
+        FaultKind.TLS,
+        "TLS: the server's certificate is for another host name; check host and sslmode",
+    ),
+    (
+        r"root certificate file .* does not exist|could not read root certificate|weak sslmode",
+        FaultKind.TLS,
+        "TLS: verification is asked for, but no readable CA file is given (ca.crt or sslrootcert)",
+    ),
+    (
+        r"server does not support SSL|no pg_hba\.conf entry .*no encryption|SSL (?:connection|error|SYSCALL)|"
+        r"could not load private key|private key file",
+        FaultKind.TLS,
+        "TLS: server and client disagree about encryption; check sslmode and the certificate files",
+    ),
+    (
+        r"starting up|shutting down|not yet accepting connections|in recovery mode|is not accepting connections",
+        FaultKind.TRANSIENT,
+        "the database is starting, stopping or failing over",
+    ),
+    (
+        r"too many (?:clients|connections)|remaining connection slots",
+        FaultKind.TRANSIENT,
+        "the database has no free connection: its max_connections or the role's connection limit is reached",
+    ),
+    (r"session is read-only|read-only", FaultKind.TRANSIENT, "the database is read-only: a standby, or failing over"),
+    (
+        r"password authentication failed|no password supplied|authentication failed|SASL|"
+        r'role ".*" does not exist|is not permitted to log in|no pg_hba\.conf entry|'
+        r'database ".*" does not exist|permission denied for database|no such (?:user|database)|peer authentication',
+        FaultKind.REFUSED_LOGIN,
+        "the database refused the login: check user, password and database name, and whether a rotated Secret arrived",
+    ),
+    (
+        r"could not translate host name|name or service not known|nodename nor servname|failed to resolve host|"
+        r"temporary failure in name resolution|no address associated",
+        FaultKind.TRANSIENT,
+        "the database's host name does not resolve: DNS not up yet, blocked by a NetworkPolicy, or a wrong name",
+    ),
+    (
+        r"connection refused",
+        FaultKind.TRANSIENT,
+        "nothing listens at the database's address, or a service mesh's proxy is not up yet",
+    ),
+    (
+        r"timeout|timed out",
+        FaultKind.TRANSIENT,
+        "the database did not answer in time: is egress to it allowed by the NetworkPolicies, and the mesh's proxy up?",
+    ),
+    (
+        r"unreachable|no route|permission denied",
+        FaultKind.TRANSIENT,
+        "the network refuses the way to the database: a NetworkPolicy, a firewall, or no route",
+    ),
+)
+_CONNECTING_PATTERNS: Final = tuple((re.compile(p, re.IGNORECASE), kind, text) for p, kind, text in _CONNECTING)
+
+_TRANSIENT_STATES: Final = {
+    "25006": "the database is read-only: a standby, or failing over",
+    "40001": "the transaction met another one",
+    "40P01": "the transaction met another one (deadlock)",
+    "57014": "the statement was cancelled or took too long",
+    "57P01": "the connection was ended by an administrator",
+    "57P02": "the database has crashed and restarts",
+    "57P03": "the database is starting, stopping or failing over",
+    "57P05": "the idle connection was ended",
+    "25P03": "the idle transaction was ended",
+    "08P01": "the connection is broken, or a pooler refused it",
+}
+_MISSING_STATES: Final = frozenset({"3F000", "42P01", "42883", "42704", "42703"})
+
+
+def classify(error: BaseException) -> Fault:
+    """What kind of fault `error` is, and its likely cause.
+
+    Args:
+        error: an exception of psycopg, of the socket layer, or one of this package.
+    """
+    if isinstance(error, DatabaseUnavailableError | DatabaseRefusedError):
+        return Fault(FaultKind(error.kind), str(error))
+    if isinstance(error, SchemaMissingError):
+        return Fault(FaultKind.MISSING_SCHEMA, str(error))
+    if isinstance(error, psycopg.Error) and error.sqlstate:
+        return _by_state(error.sqlstate, error)
+    if isinstance(error, ssl.SSLError):
+        return Fault(FaultKind.TLS, f"TLS: {error.reason or 'handshake failed'}")
+    if isinstance(error, TimeoutError):
+        return Fault(FaultKind.TRANSIENT, f"{_CONNECTING[-2][2]}")
+    if isinstance(error, psycopg.OperationalError | OSError) or type(error).__name__ == "PoolTimeout":
+        text = str(error)
+        for pattern, kind, message in _CONNECTING_PATTERNS:
+            if pattern.search(text):
+                return Fault(kind, f"{message} [{_first_line(text)}]")
+        return Fault(FaultKind.TRANSIENT, f"the connection to the database failed [{_first_line(text)}]")
+    if isinstance(error, psycopg.InterfaceError):
+        return Fault(FaultKind.TRANSIENT, f"the connection to the database is closed [{_first_line(str(error))}]")
+    return Fault(FaultKind.BUG, f"{type(error).__name__}: {_first_line(str(error))}")
+
+
+def _by_state(state: str, error: psycopg.Error) -> Fault:
+    detail = _first_line(error.diag.message_primary or str(error))
+    if state == "55P03":
+        return Fault(FaultKind.BUSY, f"the row is locked elsewhere [{detail}]")
+    if state in _TRANSIENT_STATES:
+        return Fault(FaultKind.TRANSIENT, f"{_TRANSIENT_STATES[state]} [{detail}]")
+    if state[:2] in ("08", "53", "58"):  # connection, resources, disk
+        return Fault(FaultKind.TRANSIENT, f"the database can't answer now [{detail}]")
+    if state in _MISSING_STATES:
+        return Fault(FaultKind.MISSING_SCHEMA, detail)
+    if state[:2] == "28" or state == "3D000":
+        return Fault(FaultKind.REFUSED_LOGIN, f"the database refused the login [{detail}]")
+    if state == "42501":
+        return Fault(FaultKind.REFUSED_LOGIN, f"the database role lacks a right that LeasedJob needs [{detail}]")
+    return Fault(FaultKind.BUG, f"SQLSTATE {state}: {detail}")
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    # libpq tries each address; the last line says how the last attempt ended.
+    return (lines[-1] if lines else "no detail")[:300]
+
+
+def as_error(error: BaseException) -> LeasedJobError | None:
+    """The exception of this package that `error` stands for; None for a bug, which is to be raised as it is."""
+    if isinstance(error, LeasedJobError):
+        return error
+    fault = classify(error)
+    match fault.kind:
+        case FaultKind.TRANSIENT | FaultKind.BUSY:
+            return DatabaseUnavailableError(fault.message, fault.kind)
+        case FaultKind.REFUSED_LOGIN | FaultKind.TLS:
+            return DatabaseRefusedError(fault.message, fault.kind)
+        case FaultKind.MISSING_SCHEMA:
+            return SchemaMissingError(fault.message)
+        case FaultKind.BUG:
+            return None
+
+
+class translated(contextlib.ContextDecorator):
+    """`with translated():` raises the database's faults as this package's exceptions, chained; bugs as they are."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, psycopg.Error | OSError | TimeoutError) and (known := as_error(error)) is not None:
+            raise known from error
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def _parameters(application_name: str, timeout: float) -> dict[str, Any]:
+    return {**_TCP, "connect_timeout": max(2, round(timeout)), "application_name": application_name[:63]}
+
+
+def connect_sync(
+    credentials: Credentials, timeout: float = CONNECT_TIMEOUT_SECONDS, *, application_name: str = "leasedjob"
+) -> psycopg.Connection[DictRow]:
+    """A new connection.
+
+    Args:
+        timeout: seconds for each address of the host; at least 2.
+
+    Raises:
+        DatabaseUnavailableError, DatabaseRefusedError: see `classify`.
+    """
+    with translated():
+        return psycopg.connect(
+            credentials.conninfo(),
+            autocommit=True,
+            prepare_threshold=None,
+            row_factory=dict_row,
+            **_parameters(application_name, timeout),
+        )
+
+
+async def connect_async(
+    credentials: Credentials, timeout: float = CONNECT_TIMEOUT_SECONDS, *, application_name: str = "leasedjob"
+) -> psycopg.AsyncConnection[DictRow]:
+    """As `connect_sync`, asynchronous."""
+    with translated():
+        return await psycopg.AsyncConnection.connect(
+            credentials.conninfo(),
+            autocommit=True,
+            prepare_threshold=None,
+            row_factory=dict_row,
+            **_parameters(application_name, timeout),
+        )
+
+
+def connections(credentials: Credentials, *, application_name: str = "leasedjob") -> Connections:
+    """A source that opens a connection for each use and closes it: for tools that ask seldom."""
+
+    @contextlib.asynccontextmanager
+    async def connection() -> AsyncIterator[psycopg.AsyncConnection[DictRow]]:
+        opened = await connect_async(credentials, application_name=application_name)
+        try:
+            yield opened
+        finally:
+            await opened.close()
+
+    return connection
+
+
+def operator_pool(
+    credentials: Credentials,
+    *,
+    min_size: int = 1,
+    max_size: int = 4,
+    timeout: float = CONNECT_TIMEOUT_SECONDS,
+    application_name: str = "leasedjob-operator",
+) -> AsyncConnectionPool[psycopg.AsyncConnection[DictRow]]:
+    """A pool for a long-running process; `await pool.open()` it, give `pool.connection` to a store, close it last.
+
+    Credentials are read for each new connection, and a connection is replaced after at most 10 minutes, so a rotated
+    password is in use by then. Opening doesn't wait for the database.
+    """
+    from psycopg_pool import AsyncConnectionPool
+
+    async def conninfo_now() -> str:
+        return credentials.conninfo()
+
+    return AsyncConnectionPool(
+        conninfo_now,
+        connection_class=psycopg.AsyncConnection[DictRow],
+        kwargs={
+            "autocommit": True,
+            "prepare_threshold": None,
+            "row_factory": dict_row,
+            **_parameters(application_name, timeout),
+        },
+        min_size=min_size,
+        max_size=max_size,
+        max_lifetime=600,
+        max_idle=60,
+        timeout=timeout,
+        reconnect_timeout=0,
+        check=AsyncConnectionPool.check_connection,
+        open=False,
+        name=application_name,
+    )

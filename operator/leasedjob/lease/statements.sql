@@ -1,0 +1,126 @@
+-- Every statement that LeasedJob sends, by name. Parameters are psycopg's; nothing is ever concatenated.
+-- Functions are defined, with their rules, in migrations/.
+
+-- name: register_jobs
+-- Registers or refreshes LeasedJobs of one cluster.
+SELECT * FROM leasedjob.register_jobs(%(cluster)s, %(jobs)s::jsonb);
+
+-- name: unregister_jobs
+-- Forgets LeasedJobs of one cluster; returns the codes that are done.
+SELECT leasedjob.unregister_jobs(%(cluster)s, %(codes)s::text[]) AS done;
+
+-- name: claim_runs
+-- Asks for a batch of runs.
+SELECT * FROM leasedjob.claim_runs(%(cluster)s, %(requests)s::jsonb) ORDER BY ordinal;
+
+-- name: record_ticks
+-- Records ticks that don't run, and moves the watermark.
+SELECT * FROM leasedjob.record_ticks(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb);
+
+-- name: renew_claims
+-- Extends unadopted claims of one cluster.
+SELECT leasedjob.renew_claims(%(cluster)s, %(ids)s::uuid[]) AS renewed;
+
+-- name: release_claim
+-- Gives an unadopted claim back.
+SELECT leasedjob.release_claim(%(id)s, %(token)s, %(reason)s, %(retry_ms)s) AS changed;
+
+-- name: end_attempt
+-- Records how an attempt ended, as the operator saw it.
+SELECT leasedjob.end_attempt(%(id)s, %(attempt)s, %(pod_uid)s, %(outcome)s, %(counts)s, %(retry_ms)s, %(reason)s,
+                             %(data)s::jsonb) AS changed;
+
+-- name: request_stop
+-- Ends runs for good; returns the ids that are stopping or have ended.
+SELECT leasedjob.request_stop(%(ids)s::uuid[], %(reason)s) AS done;
+
+-- name: active_rows
+-- Every run of a registered code that is RUNNING or has a retry left.
+SELECT s.*, clock_timestamp() AS db_now
+  FROM leasedjob.job_registration g JOIN leasedjob.job_scheduler s ON s.code = g.code
+ WHERE g.cluster = %(cluster)s AND (s.status = 'RUNNING' OR s.retry_at IS NOT NULL)
+ ORDER BY s.code, s.created_at, s.id;
+
+-- name: changed_since
+-- Runs of registered codes that changed, oldest change first.
+SELECT s.*, clock_timestamp() AS db_now
+  FROM leasedjob.job_scheduler s
+ WHERE s.changed_at >= %(since)s
+   AND EXISTS (SELECT FROM leasedjob.job_registration g WHERE g.code = s.code AND g.cluster = %(cluster)s)
+ ORDER BY s.changed_at, s.id
+ LIMIT 1000;
+
+-- name: recent_runs
+-- The last runs of each code, newest first.
+SELECT s.*, clock_timestamp() AS db_now
+  FROM unnest(%(codes)s::text[]) c (code)
+ CROSS JOIN LATERAL (SELECT * FROM leasedjob.job_scheduler r
+                      WHERE r.code = c.code ORDER BY r.created_at DESC, r.id LIMIT %(limit)s) s
+ ORDER BY s.code, s.created_at DESC, s.id;
+
+-- name: runs_by_id
+-- These rows.
+SELECT s.*, clock_timestamp() AS db_now FROM leasedjob.job_scheduler s WHERE s.id = ANY (%(ids)s::uuid[]);
+
+-- name: ledger
+-- What did not run, newest first.
+SELECT * FROM leasedjob.tick_ledger l WHERE l.code = %(code)s ORDER BY l.first DESC, l.kind LIMIT %(limit)s;
+
+-- name: watermarks
+-- Up to which tick each registered code is decided.
+SELECT c.code, c.watermark
+  FROM leasedjob.job_registration g JOIN leasedjob.job_code c ON c.code = g.code
+ WHERE g.cluster = %(cluster)s;
+
+-- name: adopt
+-- A Pod takes a claim over.
+SELECT * FROM leasedjob.adopt(%(id)s, %(claim_token)s, %(new_token)s, %(pod_uid)s, %(pod_name)s);
+
+-- name: heartbeat
+-- The holder extends its lease.
+SELECT * FROM leasedjob.heartbeat(%(id)s, %(token)s);
+
+-- name: finish
+-- The holder records its outcome.
+SELECT leasedjob.finish(%(id)s, %(token)s, %(outcome)s, %(data)s::jsonb) AS recorded;
+
+-- name: schema_exists
+-- What of the schema is there.
+SELECT to_regnamespace('leasedjob') IS NOT NULL AS schema,
+       to_regclass('leasedjob.schema_migration') IS NOT NULL AS migrations;
+
+-- name: applied_migrations
+-- The migrations that this database has.
+SELECT version, name, checksum FROM leasedjob.schema_migration ORDER BY version;
+
+-- name: record_migration
+-- Remembers a migration, in the transaction that applied it.
+INSERT INTO leasedjob.schema_migration (version, name, checksum) VALUES (%(version)s, %(name)s, %(checksum)s);
+
+-- name: remember_tenant
+-- Also the lock under which a tenant's roles are changed.
+INSERT INTO leasedjob.tenant (tenant) VALUES (%(tenant)s)
+    ON CONFLICT (tenant) DO UPDATE SET tenant = excluded.tenant;
+
+-- name: remember_tenant_role
+-- A login role may speak for a tenant.
+INSERT INTO leasedjob.tenant_role (role, tenant) VALUES (%(role)s, %(tenant)s)
+    ON CONFLICT (role) DO UPDATE SET tenant = excluded.tenant;
+
+-- name: forget_tenant_role
+-- A login role speaks for nobody any more.
+DELETE FROM leasedjob.tenant_role WHERE role = %(role)s;
+
+-- name: role_state
+-- Whether a role exists, and whether it can connect to this database already.
+SELECT r.oid IS NOT NULL AS present,
+       coalesce(has_database_privilege(r.oid, current_database(), 'CONNECT'), false) AS may_connect
+  FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_roles r ON r.rolname = %(role)s;
+
+-- name: tenant_roles
+-- Which roles a tenant has.
+SELECT role::text AS role FROM leasedjob.tenant_role WHERE tenant = %(tenant)s ORDER BY role;
+
+-- name: current_database
+-- The database's own name, which a pooler may have renamed for its clients.
+SELECT current_database() AS name;
