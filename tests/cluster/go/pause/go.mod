@@ -1,0 +1,3 @@
+module leasedjob.io/testcluster-pause
+
+go 1.26.0
