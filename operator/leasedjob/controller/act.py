@@ -17,27 +17,28 @@ from leasedjob.controller.batch import Batcher
 from leasedjob.controller.cache import Cache, Entry
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.decide import (
+    NOT_HELD,
     Action,
     Claim,
     DeletePod,
     End,
-    GiveUp,
     Launch,
     RecordTicks,
     ReleaseClaim,
+    Stop,
     launch_retry_ms,
 )
 from leasedjob.controller.events import Recorder
-from leasedjob.controller.facts import pod_facts
+from leasedjob.controller.facts import PodFacts, pod_facts
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import JobView
 from leasedjob.controller.outcome import Result, cut
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
-from leasedjob.controller.tenants import SecretError, TenantSecrets
+from leasedjob.controller.tenants import TenantSecrets
 from leasedjob.identity import RunIdentity, run_key_for
-from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, Outcome, Run
+from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, JobSchedulerStatus, Outcome, Run
 from leasedjob.lease.store import OperatorStore
 from leasedjob.lease.tenants import tenant_of
 from leasedjob.protocol import ANNOTATION_CLAIM, ANNOTATION_LEASE
@@ -93,8 +94,8 @@ class Actor:
                 return await self._end(entry, action)
             case ReleaseClaim():
                 return await self._release(entry, action)
-            case GiveUp():
-                await self.store.give_up([action.run.id], reason=action.reason)
+            case Stop():
+                await self.store.request_stop([action.run.id], reason=action.reason)
                 return Progress(refresh=[action.run.id], leave_for=SETTLE)
             case DeletePod():
                 return await self._delete(entry, action)
@@ -151,10 +152,18 @@ class Actor:
 
     async def _delete(self, entry: Entry, action: DeletePod) -> Progress:
         pod = action.pod
+        if action.reason == NOT_HELD and await self._holds(pod):
+            return Progress(refresh=[UUID(pod.lease_id)], leave_for=SETTLE)
         gone = not await self.kube.delete_pod(pod.namespace, pod.name, pod.uid)
         if not gone and action.reason != "HistoryLimit":
             await self.events.record(entry.body, "PodDeleted", f"{pod.name}: {action.reason}")
         return Progress(leave_for=30.0)
+
+    async def _holds(self, pod: PodFacts) -> bool:
+        """Whether the row, read now, says that this Pod's attempt is the current one: the row in memory may be older
+        than a claim that another replica has just made."""
+        run = (await self.store.runs_by_id(self.settings.cluster, [UUID(pod.lease_id)])).get(UUID(pod.lease_id))
+        return run is not None and run.status is JobSchedulerStatus.RUNNING and run.attempt == pod.attempt
 
     async def _record(self, entry: Entry, action: RecordTicks) -> Progress:
         answer = await self.store.record_ticks(self.settings.cluster, entry.code, action.through, action.ranges)
@@ -337,9 +346,6 @@ class Actor:
                 await self.tenants.ensure(entry.namespace)
                 async with self._pods:
                     body = await self.kube.create_pod(pod)
-            except SecretError as e:
-                refusal = f"SidecarSecret: {e}"
-                break
             except KubeError as e:
                 if e.status == 409 and e.reason == "AlreadyExists":
                     refusal = await self._already_there(pod)

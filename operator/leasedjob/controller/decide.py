@@ -31,6 +31,7 @@ from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
 
 LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
 ON_TIME: Final = timedelta(seconds=60)  # a tick that is started later than this was missed
+NOT_HELD: Final = "LeaseNotHeld"
 EXPIRY_MARGIN: Final = timedelta(milliseconds=20)
 LAUNCH_RETRY_SECONDS: Final = (
     5,
@@ -63,8 +64,8 @@ class ReleaseClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
-    """A FAIL row that would be tried again, and must not."""
+class Stop:
+    """Ends a run for good: an adopted one is asked to stop, anything else gets no further attempt at once."""
 
     run: Run
     reason: str
@@ -102,7 +103,7 @@ class RecordTicks:
     ranges: tuple[TickRange, ...]
 
 
-Action = End | ReleaseClaim | GiveUp | DeletePod | Launch | Claim | RecordTicks
+Action = End | ReleaseClaim | Stop | DeletePod | Launch | Claim | RecordTicks
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def decide(job: JobView) -> Decision:
             actions += _running(job, run, run.lock_key in cancelled, wake)
         elif run.status is JobSchedulerStatus.FAIL and run.retry_at is not None:
             actions += _retry(job, run, run.lock_key in cancelled, wake)
+    actions += losers(job)
     actions += history(job)
     if job.watermark is not None:
         actions += _manual(job)
@@ -145,6 +147,9 @@ def decide(job: JobView) -> Decision:
 
 def _running(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Action]:
     expired = run.expires_at <= job.now
+    if cancelled and run.stop_requested_at is None:
+        yield Stop(run, "Cancelled")
+        return
     if run.cluster != job.cluster:
         if expired:
             yield from _reclaim(job, run)
@@ -152,21 +157,16 @@ def _running(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[A
             wake.by(run.expires_at + EXPIRY_MARGIN)
         return
     if run.pod_uid is None:
-        yield from _claimed(job, run, cancelled, expired, wake)
+        yield from _claimed(job, run, expired, wake)
     else:
-        yield from _adopted(job, run, cancelled, expired, wake)
+        yield from _adopted(job, run, expired, wake)
 
 
-def _claimed(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake) -> Iterator[Action]:
+def _claimed(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Action]:
     """The claim is ours and no Pod has adopted it. A claim is always released *before* its Pod is deleted, so that the
     Pod can't adopt it on its way out."""
     pod = _pod_of_attempt(job, run)
     deadline = run.started_at + timedelta(seconds=job.policy.pending_deadline)
-    if cancelled:
-        yield ReleaseClaim(run, "Cancelled", "cancelled before the workload began", None)
-        if pod and not pod.deleting:
-            yield DeletePod(pod, "Cancelled")
-        return
     if expired:
         yield from _reclaim(job, run)
         return
@@ -190,7 +190,7 @@ def _claimed(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake
         wake.by(deadline)
 
 
-def _adopted(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake) -> Iterator[Action]:
+def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Action]:
     pod = next((p for p in job.pods if p.uid == run.pod_uid), None)
     # Crash window: workload exited, outcome not written. The Pod still says how it ended, also after the lease's end.
     deadline = run.started_at + timedelta(seconds=job.policy.pending_deadline)
@@ -199,13 +199,11 @@ def _adopted(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake
             pod, exit_zero_on_stop=job.policy.exit_zero_on_stop, pending_deadline=deadline, now=job.now
         )  # fmt: skip
         if isinstance(ended, Outcome):
-            yield _end(run, pod, ended, cancelled)
+            yield _end(run, pod, ended)
             return
         if not pod.deleting and not pod.finished:
-            if cancelled:
-                yield DeletePod(pod, "Cancelled")
-            elif run.stop_requested_at is not None:
-                yield DeletePod(pod, "Replaced")
+            if run.stop_requested_at is not None:
+                yield DeletePod(pod, "StopRequested")
             elif not pod.workload_started_at_all:
                 if job.now >= deadline:
                     yield DeletePod(pod, "PendingDeadlineExceeded")
@@ -217,13 +215,10 @@ def _adopted(job: JobView, run: Run, cancelled: bool, expired: bool, wake: _Wake
         wake.by(run.expires_at + EXPIRY_MARGIN)
 
 
-def _end(run: Run, pod: PodFacts, ended: Outcome, cancelled: bool) -> End:
+def _end(run: Run, pod: PodFacts, ended: Outcome) -> End:
     result, reason, message = ended.result, ended.reason, ended.message
-    if result in (Result.RELEASE, Result.FAIL) and cancelled:
-        result, reason = Result.ENDED, "Cancelled"
-    elif result is Result.RELEASE and run.stop_requested_at is not None:
-        result, reason = Result.ENDED, "Replaced"
-    elif result is Result.RELEASE and run.interruptions + 1 > INTERRUPTION_LIMIT:
+    # A run that was asked to stop has no further attempt, and the database keeps why: see close_attempt.
+    if result is Result.RELEASE and run.interruptions + 1 > INTERRUPTION_LIMIT:
         result, reason = Result.ENDED, "InterruptionLimitExceeded"
         message = f"interrupted more than {INTERRUPTION_LIMIT} times; the last time: {message}"
     retry = {Result.COMPLETE: None, Result.FAIL: -1, Result.RELEASE: 0, Result.ENDED: None}[result]
@@ -233,9 +228,9 @@ def _end(run: Run, pod: PodFacts, ended: Outcome, cancelled: bool) -> End:
 def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Action]:
     assert run.retry_at is not None
     if cancelled:
-        yield GiveUp(run, "Cancelled")
+        yield Stop(run, "Cancelled")
     elif _launch_given_up(job, run):
-        yield GiveUp(run, "PendingDeadlineExceeded")
+        yield Stop(run, "PendingDeadlineExceeded")
     elif run.retry_at <= job.now:
         yield from _reclaim(job, run)
     else:
@@ -353,6 +348,17 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
 # --- what is tidied up -----------------------------------------------------------------------------------------------
 
 
+def losers(job: JobView) -> Iterator[DeletePod]:
+    """Pods whose claim or lease is another's by now, or nobody's: they would wait for ever, or have been fenced."""
+    for pod in job.pods:
+        run = _row_of(job, pod)
+        if run is None or pod.finished or pod.deleting:
+            continue
+        held = run.status is JobSchedulerStatus.RUNNING and run.attempt == pod.attempt
+        if not held and (run.attempt > pod.attempt or not pod.workload_started_at_all):
+            yield DeletePod(pod, NOT_HELD)
+
+
 def history(job: JobView) -> Iterator[DeletePod]:
     """Finished Pods beyond the history limits. A Pod that has still to be finalized is evidence and stays."""
     closed = [p for p in job.pods if p.finished and not p.deleting and _closed(job, p)]
@@ -362,8 +368,12 @@ def history(job: JobView) -> Iterator[DeletePod]:
             yield DeletePod(pod, "HistoryLimit")
 
 
+def _row_of(job: JobView, pod: PodFacts) -> Run | None:
+    return next((r for r in job.rows.values() if str(r.id) == pod.lease_id), None)
+
+
 def _closed(job: JobView, pod: PodFacts) -> bool:
-    run = next((r for r in job.rows.values() if str(r.id) == pod.lease_id), None)
+    run = _row_of(job, pod)
     if run is None:
         # Its row is older than what is kept in memory, or foreign; a young Pod's row may not have been read yet.
         return pod.created_at is not None and job.now - pod.created_at > timedelta(minutes=10)
@@ -378,7 +388,7 @@ def orphan(
         return None
     deadline = run.started_at + timedelta(seconds=pending_deadline)
     ended = outcome(pod, exit_zero_on_stop=exit_zero_on_stop, pending_deadline=deadline, now=now)
-    return None if isinstance(ended, Undecided) else _end(run, pod, ended, cancelled=False)
+    return None if isinstance(ended, Undecided) else _end(run, pod, ended)
 
 
 __all__ = [
@@ -387,10 +397,10 @@ __all__ = [
     "Decision",
     "DeletePod",
     "End",
-    "GiveUp",
     "Launch",
     "RecordTicks",
     "ReleaseClaim",
+    "Stop",
     "decide",
     "history",
     "orphan",

@@ -353,8 +353,8 @@ def _name(action: object) -> str:
         case Claim(run_key=key, previous=previous):
             return f"claim {key} {previous.attempt if previous else 0}"
         case _:
-            run = getattr(action, "run", None)
-            return f"{type(action).__name__} {run.id} {run.attempt}" if run else type(action).__name__
+            held = getattr(action, "run", None)
+            return f"{type(action).__name__} {held.id} {held.attempt}" if held else type(action).__name__
 
 
 def _forget_old(entry: Entry) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 import kopf
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from psycopg import AsyncConnection
-from psycopg_pool import AsyncConnectionPool
 
 from leasedjob import __version__
 from leasedjob.controller.act import Actor
@@ -38,7 +36,7 @@ from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.controller.status import StatusWriter
 from leasedjob.controller.tenants import TenantSecrets
 from leasedjob.controller.wiring import registry_for, settings_for
-from leasedjob.lease.database import pool
+from leasedjob.lease.database import Credentials, operator_pool
 from leasedjob.lease.store import OperatorStore
 
 log = logging.getLogger(__name__)
@@ -64,9 +62,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         await stack.enter_async_context(_http(settings, health, metrics))
         kube = await stack.enter_async_context(Kube(settings.kubeconfig, connections=settings.pod_concurrency + 20))
         settings = await resolved(settings, kube)
-        connections: AsyncConnectionPool[AsyncConnection[Any]] = pool(
-            settings.database_dir, size=settings.database_connections
-        )
+        credentials = Credentials.from_directory(settings.database_dir)
+        connections = operator_pool(credentials, max_size=settings.database_connections)
         await stack.enter_async_context(connections)
         store = OperatorStore(connections.connection)
         events = Recorder(kube, settings.identity)
@@ -89,8 +86,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             ),
         }
         log.info("leasedjob %s serves cluster %s as %s", __version__, settings.cluster, settings.identity)
-        tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
-        stopping = asyncio.create_task(stop.wait())
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
+        stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
         # No loop ends by itself while the process is to live: whichever does is a reason to be restarted.
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
         stop.set()

@@ -11,22 +11,19 @@ import base64
 import logging
 import secrets
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
 
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.settings import Settings
 from leasedjob.lease.database import Credentials, connect_async
-from leasedjob.lease.tenants import ensure_tenant, role_name
+from leasedjob.lease.tenants import Slot, database_name, ensure_tenant, role_name, tenant_of
 from leasedjob.protocol import LABEL_MANAGED
 
 log = logging.getLogger(__name__)
-SLOT: Final = "a"
-
-
-class SecretError(Exception):
-    """The namespace's sidecar Secret can't be had; the message says why and what to do."""
 
 
 class TenantSecrets:
@@ -54,55 +51,65 @@ class TenantSecrets:
             self._locks.pop(namespace, None)
 
     async def _ensure(self, namespace: str) -> None:
-        name = self._settings.sidecar_secret
         if not self._settings.sidecar_secret_create:
             return  # the user supplies it: the kubelet's own message tells where it is missing
+        credentials = Credentials.from_directory(self._settings.database_dir)
+        connection = await connect_async(credentials, application_name="leasedjob-operator")
+        async with connection:
+            await self._agree(connection, namespace)
+
+    async def _agree(self, connection: AsyncConnection[Any], namespace: str) -> None:
+        name, cluster = self._settings.sidecar_secret, self._settings.cluster
+        wanted = await self._wanted(connection, namespace)
         existing = await self._kube.get_secret(namespace, name)
         if existing is None:
+            secret = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name, "namespace": namespace, "labels": {LABEL_MANAGED: "true"}},
+                "type": "Opaque",
+                "data": encoded(wanted),
+            }
             try:
-                existing = await self._kube.create_secret(self._secret(namespace, name))
+                existing = await self._kube.create_secret(secret)
                 log.info("wrote Secret %s/%s", namespace, name)
             except KubeError as e:
                 if e.status != 409:
                     raise
                 existing = await self._kube.get_secret(namespace, name)
-        data = (existing or {}).get("data") or {}
-        labels = ((existing or {}).get("metadata") or {}).get("labels") or {}
-        if labels.get(LABEL_MANAGED) != "true":
+        labels = (existing["metadata"].get("labels") or {}) if existing else {}
+        if existing is None or labels.get(LABEL_MANAGED) != "true":
             return  # the user's own Secret: never touched
-        password = base64.b64decode(data.get("password", "")).decode()
-        user = base64.b64decode(data.get("user", "")).decode()
-        if not password or user != role_name(self._settings.cluster, namespace, slot=SLOT):
-            wanted = self._secret(namespace, name)
-            existing = await self._kube.patch_secret(namespace, name, {"data": wanted["data"]})
-            password = base64.b64decode(existing["data"]["password"]).decode()
-        connection: AsyncConnection[Any] = await connect_async(Credentials.from_directory(self._settings.database_dir))
-        async with connection:
-            await ensure_tenant(connection, self._settings.cluster, namespace, password=password, slot=SLOT)
+        data = existing.get("data") or {}
+        if not data.get("password") or decoded(data).get("user") != wanted["user"]:
+            existing = await self._kube.patch_secret(namespace, name, {"data": encoded(wanted)})
+            data = existing["data"]
+        await ensure_tenant(connection, cluster, namespace, password=decoded(data)["password"], slot=Slot.A)
 
-    def _secret(self, namespace: str, name: str) -> dict[str, Any]:
-        base = Credentials.from_directory(self._settings.database_dir).parameters()
-        values: dict[str, str] = {
-            "host": self._settings.sidecar_database_host or base.get("host", ""),
-            "port": self._settings.sidecar_database_port or base.get("port", "5432"),
-            "dbname": base.get("dbname", ""),
-            "user": role_name(self._settings.cluster, namespace, slot=SLOT),
+    async def _wanted(self, connection: AsyncConnection[Any], namespace: str) -> dict[str, str]:
+        """The content of a new Secret."""
+        base = conninfo_to_dict(Credentials.from_directory(self._settings.database_dir).conninfo())
+        tenant = tenant_of(self._settings.cluster, namespace)
+        values = {
+            "host": self._settings.sidecar_database_host or str(base.get("host") or ""),
+            "port": self._settings.sidecar_database_port or str(base.get("port") or "5432"),
+            "dbname": str(base.get("dbname") or ""),
+            "user": role_name(await database_name(connection), tenant, Slot.A),
             "password": secrets.token_urlsafe(32),
         }
-        for key in ("sslmode",):
-            if base.get(key):
-                values[key] = base[key]
-        certificate = self._settings.database_dir / "ca.crt"
-        if certificate.exists():
-            values["ca.crt"] = certificate.read_text()
-        return {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "namespace": namespace, "labels": {LABEL_MANAGED: "true"}},
-            "type": "Opaque",
-            "data": encoded(values),
-        }
+        if mode := base.get("sslmode"):
+            values["sslmode"] = str(mode)
+        root = str(base.get("sslrootcert") or "")
+        if root == "system":
+            values["sslrootcert"] = root
+        elif root:
+            values["ca.crt"] = await asyncio.to_thread(Path(root).read_text)
+        return values
 
 
 def encoded(values: Mapping[str, str]) -> dict[str, str]:
     return {k: base64.b64encode(v.encode()).decode() for k, v in values.items()}
+
+
+def decoded(data: Mapping[str, str]) -> dict[str, str]:
+    return {k: base64.b64decode(v).decode("utf-8", "replace") for k, v in data.items()}

@@ -93,7 +93,7 @@ async def ensure_tenant(
     slot = Slot(slot)
     tenant = tenant_of(cluster, namespace)
     with translated():
-        role = role_name(await _database(connection), tenant, slot)
+        role = role_name(await database_name(connection), tenant, slot)
         verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
         async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute("SET LOCAL lock_timeout = '10s'")
@@ -120,7 +120,7 @@ async def ensure_tenant(
                 # Only where PUBLIC was denied the database; it takes the database's owner to grant it.
                 await cursor.execute(
                     sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(
-                        sql.Identifier(await _database(connection)), name
+                        sql.Identifier(await database_name(connection)), name
                     )
                 )
                 state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
@@ -138,7 +138,7 @@ async def drop_slot(connection: AsyncConnection[Any], cluster: str, namespace: s
     """Removes the role of this slot; its open sessions can do nothing any more. False if there was none."""
     tenant = tenant_of(cluster, namespace)
     with translated():
-        role = role_name(await _database(connection), tenant, Slot(slot))
+        role = role_name(await database_name(connection), tenant, Slot(slot))
         async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute("SET LOCAL lock_timeout = '10s'")
             await cursor.execute(statement("remember_tenant"), {"tenant": tenant})
@@ -153,7 +153,9 @@ async def drop_slot(connection: AsyncConnection[Any], cluster: str, namespace: s
                 )
             await cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA leasedjob FROM {}").format(name))
             await cursor.execute(
-                sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(sql.Identifier(await _database(connection)), name)
+                sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(
+                    sql.Identifier(await database_name(connection)), name
+                )
             )
             await cursor.execute(sql.SQL("DROP ROLE {}").format(name))
             return True
@@ -167,7 +169,8 @@ async def tenant_roles(connection: AsyncConnection[Any], cluster: str, namespace
             return [row["role"] for row in await cursor.fetchall()]
 
 
-async def _database(connection: AsyncConnection[Any]) -> str:
+async def database_name(connection: AsyncConnection[Any]) -> str:
+    """The database as the server names it; a pooler may know it by another name."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         row = await (await cursor.execute(statement("current_database"))).fetchone()
         assert row is not None
