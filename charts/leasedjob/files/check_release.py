@@ -1,4 +1,6 @@
-"""What `helm test` looks at besides the database: the custom resources are served, the operator's account may read them,
+"""What `helm test` looks at besides the database.
+
+The custom resources are served, the operator's account may read them,
 and (unless METRICS is empty) a ready operator answers.
 """
 

@@ -31,8 +31,9 @@ def main() -> None:
         headers={"Authorization": f"Bearer {read('token')}", "Content-Type": "application/json"},
         method="POST",
     )
+    context = ssl.create_default_context(cafile=f"{ACCOUNT}/ca.crt")
     try:
-        with urllib.request.urlopen(request, timeout=20, context=ssl.create_default_context(cafile=f"{ACCOUNT}/ca.crt")):
+        with urllib.request.urlopen(request, timeout=20, context=context):
             print(f"Secret {name} created")
     except urllib.error.HTTPError as error:
         if error.code != 409:

@@ -1,0 +1,611 @@
+"""The chart, rendered by a real helm: what is asked of it whatever the values are, and what each setting changes.
+
+Helm is found through HELM or PATH. Without one these tests are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import leasedjob
+from leasedjob.controller.settings import Settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHART = REPOSITORY / "charts" / "leasedjob"
+HELM = os.environ.get("HELM") or shutil.which("helm")
+
+pytestmark = pytest.mark.skipif(
+    HELM is None, reason="NOT TESTED: the chart, for want of helm (set HELM or put it on PATH)"
+)
+
+Json = dict[str, Any]
+CLUSTER_SCOPED = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Namespace",
+    "PersistentVolume",
+    "PriorityClass",
+    "CustomResourceDefinition",
+}
+EXISTING: Json = {"database": {"existingSecret": "lj-database"}}
+EMBEDDED: Json = {"postgresql": {"embedded": True}}
+NAMESPACED: Json = {**EXISTING, "watchNamespaces": ["team-b", "team-a"], "clusterName": "east"}
+VARIANTS: dict[str, Json] = {
+    "existing Secret": EXISTING,
+    "embedded": EMBEDDED,
+    "embedded with a Secret of one's own": {**EMBEDDED, **EXISTING},
+    "namespaced": NAMESPACED,
+    "namespaced, embedded": {**EMBEDDED, "watchNamespaces": ["team-a"], "clusterName": "east"},
+    "everything set": {
+        **EXISTING,
+        "commonLabels": {"team": "batch"},
+        "podLabels": {"mesh": "off"},
+        "podAnnotations": {"note": "yes"},
+        "global": {"imageRegistry": "registry.example:5000", "imagePullSecrets": ["pull-a"]},
+        "imagePullSecrets": ["pull-b"],
+        "sidecar": {"imagePullSecrets": ["pull-c"], "database": {"host": "db.example", "port": 6432}},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+        "priorityClassName": "high",
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "metrics": {"podMonitor": {"enabled": True}, "service": {"annotations": {"a": "b"}}},
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "crds": {"annotations": {"a": "b"}},
+        "migrations": {"mode": "initContainer"},
+        "database": {"existingSecret": "lj-database", "ca": {"existingSecret": "db-ca", "key": "root.crt"}},
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("helm")
+
+
+@pytest.fixture
+def helm(home: Path, tmp_path: Path) -> Any:
+    """Runs helm with values; returns the finished process. No kubeconfig: a template must not need a cluster."""
+    count = itertools.count()
+
+    def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / f"values-{next(count)}.yaml"
+        file.write_text(yaml.safe_dump(dict(values or {})))
+        env = {"HOME": str(home), "PATH": os.environ.get("PATH", "")}
+        return subprocess.run(
+            [str(HELM), *args, "--values", str(file)], env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rendered() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture
+def text(helm: Any, rendered: dict[str, str]) -> Any:
+    """The manifests as text. Renderings are remembered, unless `fresh`."""
+
+    def render(values: Mapping[str, Any], chart: Path = CHART, name: str = "lj", *, fresh: bool = False) -> str:
+        key = json.dumps([values, str(chart), name])
+        if key in rendered and not fresh:
+            return rendered[key]
+        done = helm("template", name, str(chart), "--namespace", "leasedjob-system", values=values)
+        assert done.returncode == 0, done.stderr
+        rendered[key] = done.stdout
+        return rendered[key]
+
+    return render
+
+
+@pytest.fixture
+def render(text: Any) -> Any:
+    def objects(values: Mapping[str, Any], **more: Any) -> list[Json]:
+        return [o for o in yaml.safe_load_all(text(values, **more)) if o]
+
+    return objects
+
+
+@pytest.fixture
+def refusal(helm: Any) -> Any:
+    """What helm says about values that it has to refuse."""
+
+    def say(values: Mapping[str, Any]) -> str:
+        done = helm("template", "lj", str(CHART), values=values)
+        assert done.returncode != 0, "accepted"
+        return str(done.stderr)
+
+    return say
+
+
+def one(objects: list[Json], kind: str, name_part: str = "") -> Json:
+    found = [o for o in objects if o["kind"] == kind and name_part in o["metadata"]["name"]]
+    assert len(found) == 1, [o["metadata"]["name"] for o in found]
+    return found[0]
+
+
+def pods(objects: list[Json]) -> Iterator[tuple[str, Json]]:
+    for o in objects:
+        spec = o.get("spec") or {}
+        if o["kind"] == "Pod":
+            yield o["metadata"]["name"], spec
+        elif isinstance(spec.get("template"), dict) and "spec" in spec["template"]:
+            yield o["metadata"]["name"], spec["template"]["spec"]
+
+
+def containers(pod: Json) -> list[Json]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def hooks(o: Json) -> set[str]:
+    return set((o["metadata"].get("annotations") or {}).get("helm.sh/hook", "").split(",")) - {""}
+
+
+def operator_env(objects: list[Json]) -> dict[str, str]:
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    return {e["name"]: e["value"] for e in pod["containers"][0]["env"] if "value" in e}
+
+
+def rules(role: Json) -> set[tuple[str, str, str, tuple[str, ...]]]:
+    """(group, resource, verb, names) of a role."""
+    return {
+        (g, r, v, tuple(rule.get("resourceNames", ())))
+        for rule in role["rules"]
+        for g in rule["apiGroups"]
+        for r in rule["resources"]
+        for v in rule["verbs"]
+    }
+
+
+# --- whatever the values are ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_rendering_twice_gives_the_same_text(text: Any, values: Json) -> None:
+    assert text(values, fresh=True) == text(values, fresh=True)
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_lint(helm: Any, values: Json) -> None:
+    done = helm("lint", "--strict", str(CHART), values=values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_every_pod_passes_the_restricted_profile_with_a_read_only_root(render: Any, values: Json) -> None:
+    seen = list(pods(render(values)))
+    assert seen
+    for name, pod in seen:
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] is True, name
+        assert security["seccompProfile"]["type"] == "RuntimeDefault", name
+        assert not any(pod.get(k) for k in ("hostNetwork", "hostPID", "hostIPC")), name
+        assert {k for v in pod.get("volumes", []) for k in v} <= {"name", "emptyDir", "secret", "projected"}, name
+        for c in containers(pod):
+            own = c["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, (name, c["name"])
+            assert own["readOnlyRootFilesystem"] is True, (name, c["name"])
+            assert own["capabilities"] == {"drop": ["ALL"]}, (name, c["name"])
+            assert c["resources"]["requests"].keys() == {"cpu", "memory"}, (name, c["name"])
+            assert "memory" in c["resources"]["limits"], (name, c["name"])
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_names_are_unique_and_namespaces_are_written_down(render: Any, values: Json) -> None:
+    objects = render(values)
+    keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+    assert len(keys) == len(set(keys))
+    for kind, namespace, name in keys:
+        assert (namespace is None) == (kind in CLUSTER_SCOPED), (kind, name)
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_no_role_has_a_wildcard_or_a_right_over_roles(render: Any, values: Json) -> None:
+    for o in render(values):
+        if o["kind"] in ("Role", "ClusterRole"):
+            for group, resource, verb, _ in rules(o):
+                assert "*" not in (group, resource, verb)
+                assert verb not in ("escalate", "bind", "impersonate")
+                assert group != "rbac.authorization.k8s.io"
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_no_secret_is_rendered(text: Any, render: Any, values: Json) -> None:
+    assert not [o for o in render(values) if o["kind"] == "Secret"]
+    assert not re.search(r'password[\\": ]+[^\\", ]*[A-Za-z0-9]{8}', text(values).replace("create_database_secret", ""))
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_only_the_operator_and_its_helpers_get_an_api_token(render: Any, values: Json) -> None:
+    for name, pod in pods(render(values)):
+        wanted = name in ("lj-leasedjob", "lj-leasedjob-test") or "postgresql-secret" in name
+        assert pod["automountServiceAccountToken"] is wanted, name
+
+
+def test_the_operator_reads_every_setting_as_the_chart_writes_it(render: Any) -> None:
+    values = {
+        **NAMESPACED,
+        "sharedCodes": ["nightly"],
+        "sidecar": {
+            "image": {"registry": "r.example", "digest": "sha256:" + "0" * 64, "pullPolicy": "Always"},
+            "imagePullSecrets": ["pull"],
+            "resources": {"requests": {"cpu": "5m"}, "limits": {"memory": "64Mi"}},
+            "database": {"host": "db.example", "port": 6432},
+            "secret": {"name": "lj-db", "create": True},
+        },
+    }
+    settings = Settings.from_environment(operator_env(render(values)))
+    assert settings.cluster == "east"
+    assert settings.namespaces == ("team-a", "team-b")
+    assert settings.sidecar_image == "r.example/leasedjob/sidecar@sha256:" + "0" * 64
+    assert settings.sidecar_pull_policy == "Always"
+    assert settings.image_pull_secrets == ("pull",)
+    assert settings.sidecar_resources["requests"] == {"cpu": "5m", "memory": "48Mi"}
+    assert (settings.sidecar_secret, settings.sidecar_secret_create) == ("lj-db", True)
+    assert (settings.sidecar_database_host, settings.sidecar_database_port) == ("db.example", "6432")
+    assert settings.shared_codes == {"nightly"}
+    assert (settings.health_port, settings.metrics_port) == (8080, 8081)
+
+
+def test_the_chart_and_the_package_have_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == leasedjob.__version__
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+IN_A_NAMESPACE = {
+    *(("leasedjob.io", r, v, ()) for r in ("leasedjobs", "leasedjobruns") for v in ("get", "list", "watch")),
+    *(("leasedjob.io", f"{r}/status", "patch", ()) for r in ("leasedjobs", "leasedjobruns")),
+    *(("", "pods", v, ()) for v in ("get", "list", "watch", "create", "delete")),
+    ("", "events", "create", ()),
+}
+SECRETS = {
+    ("", "secrets", "create", ()),
+    *(("", "secrets", v, ("leasedjob-sidecar",)) for v in ("get", "patch")),
+}
+CLUSTER_WIDE = {
+    *(("", "namespaces", v, ()) for v in ("list", "watch")),
+    *(("apiextensions.k8s.io", "customresourcedefinitions", v, ()) for v in ("list", "watch")),
+}
+KUBE_SYSTEM = {("", "namespaces", "get", ("kube-system",))}
+
+
+def test_cluster_wide_rights_are_exactly_these(render: Any) -> None:
+    role = one(render(EXISTING), "ClusterRole", "-operator")
+    assert rules(role) == IN_A_NAMESPACE | SECRETS | CLUSTER_WIDE | KUBE_SYSTEM
+
+
+def test_a_named_cluster_needs_no_look_at_kube_system(render: Any) -> None:
+    role = one(render({**EXISTING, "clusterName": "east"}), "ClusterRole", "-operator")
+    assert rules(role) == IN_A_NAMESPACE | SECRETS | CLUSTER_WIDE
+
+
+def test_no_right_to_secrets_where_the_user_supplies_them(render: Any) -> None:
+    objects = render({**EXISTING, "sidecar": {"secret": {"create": False}}})
+    assert rules(one(objects, "ClusterRole", "-operator")) == IN_A_NAMESPACE | CLUSTER_WIDE | KUBE_SYSTEM
+    assert operator_env(objects)["LEASEDJOB_SIDECAR_SECRET_CREATE"] == "false"
+
+
+def test_namespaced_mode_has_a_role_in_each_namespace_and_nothing_cluster_scoped(render: Any) -> None:
+    objects = render({**NAMESPACED, "crds": {"enabled": False}})
+    assert not [o for o in objects if o["kind"] in CLUSTER_SCOPED]
+    roles = {o["metadata"]["namespace"]: o for o in objects if o["kind"] == "Role"}
+    bindings = {o["metadata"]["namespace"]: o for o in objects if o["kind"] == "RoleBinding"}
+    assert roles.keys() == bindings.keys() == {"team-a", "team-b"}
+    for namespace, role in roles.items():
+        assert rules(role) == IN_A_NAMESPACE  # the user supplies the Secrets
+        assert bindings[namespace]["roleRef"]["name"] == role["metadata"]["name"]
+        assert bindings[namespace]["subjects"] == [
+            {"kind": "ServiceAccount", "name": "lj-leasedjob", "namespace": "leasedjob-system"}
+        ]
+    assert operator_env(objects)["LEASEDJOB_SIDECAR_SECRET_CREATE"] == "false"
+
+
+def test_namespaced_mode_keeps_only_the_definitions_cluster_scoped(render: Any) -> None:
+    assert {o["kind"] for o in render(NAMESPACED) if o["kind"] in CLUSTER_SCOPED} <= {"CustomResourceDefinition"}
+
+
+def test_namespaced_mode_makes_secrets_where_it_is_told_to(render: Any) -> None:
+    objects = render({**NAMESPACED, "sidecar": {"secret": {"create": True}}})
+    assert all(rules(o) == IN_A_NAMESPACE | SECRETS for o in objects if o["kind"] == "Role")
+    assert operator_env(objects)["LEASEDJOB_SIDECAR_SECRET_CREATE"] == "true"
+
+
+def test_namespaced_mode_asks_for_the_clusters_name(refusal: Any) -> None:
+    assert "clusterName is required with watchNamespaces" in refusal({**EXISTING, "watchNamespaces": ["team-a"]})
+
+
+def test_rbac_can_be_left_to_others(render: Any) -> None:
+    kinds = {o["kind"] for o in render({**EXISTING, "rbac": {"create": False}, "serviceAccount": {"create": False}})}
+    assert not kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}
+
+
+def test_view_and_edit_are_extended(render: Any) -> None:
+    objects = render(EXISTING)
+    view, edit = one(objects, "ClusterRole", "-view"), one(objects, "ClusterRole", "-edit")
+    assert {v for *_, v, _ in rules(view)} == {"get", "list", "watch"}
+    assert not any("status" in r or g != "leasedjob.io" for g, r, *_ in rules(edit))
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+
+
+# --- database and migrations ------------------------------------------------------------------------------------------
+
+
+def test_without_a_database_it_says_which_two_ways_there_are(refusal: Any) -> None:
+    said = refusal({})
+    assert "database.existingSecret" in said
+    assert "postgresql.embedded=true" in said
+
+
+def test_an_existing_secret_is_mounted_with_its_ca(render: Any) -> None:
+    values = {"database": {"existingSecret": "lj-database", "ca": {"existingSecret": "db-ca", "key": "root.crt"}}}
+    pod = one(render(values), "Deployment")["spec"]["template"]["spec"]
+    volume = next(v for v in pod["volumes"] if v["name"] == "database")
+    assert volume["projected"]["sources"] == [
+        {"secret": {"name": "lj-database"}},
+        {"secret": {"name": "db-ca", "items": [{"key": "root.crt", "path": "ca.crt"}]}},
+    ]
+    assert {m["mountPath"] for m in pod["containers"][0]["volumeMounts"] if m["name"] == "database"} == {
+        operator_env(render(values))["LEASEDJOB_DATABASE_DIR"]
+    }
+
+
+def test_an_existing_database_is_migrated_by_a_hook_before_anything_else(render: Any) -> None:
+    objects = render(EXISTING)
+    job = one(objects, "Job", "-migrate")
+    assert hooks(job) == {"pre-install", "pre-upgrade"}
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"][:2] == ["leasedjob", "migrate"]
+    assert "initContainers" not in one(objects, "Deployment")["spec"]["template"]["spec"]
+    # The hook's Pod comes before the release's own objects and may use none of them.
+    assert "serviceAccountName" not in job["spec"]["template"]["spec"]
+
+
+def test_the_embedded_database_is_migrated_by_each_operator_pod(render: Any) -> None:
+    objects = render(EMBEDDED)
+    assert not [o for o in objects if o["kind"] == "Job" and "-migrate" in o["metadata"]["name"]]
+    (init,) = one(objects, "Deployment")["spec"]["template"]["spec"]["initContainers"]
+    assert init["command"] == ["leasedjob", "migrate", "--wait", "120"]
+
+
+def test_migrations_can_be_left_to_others(render: Any) -> None:
+    for values in (EXISTING, EMBEDDED):
+        objects = render({**values, "migrations": {"mode": "none"}})
+        assert not [o for o in objects if o["kind"] == "Job" and "-migrate" in o["metadata"]["name"]]
+        assert "initContainers" not in one(objects, "Deployment")["spec"]["template"]["spec"]
+
+
+def test_a_hook_can_not_migrate_a_database_that_comes_after_it(refusal: Any) -> None:
+    assert "migrations.mode=hook" in refusal({**EMBEDDED, "migrations": {"mode": "hook"}})
+
+
+def test_jobs_have_another_name_when_and_only_when_they_differ(render: Any) -> None:
+    def name(values: Json) -> str:
+        return str(one(render({**EXISTING, **values}), "Job")["metadata"]["name"])
+
+    assert name({}) == name({"replicas": 3})
+    assert len({name({}), name({"image": {"tag": "0.2.0"}}), name({"migrations": {"waitSeconds": 5}})}) == 3
+
+
+def test_the_password_is_made_by_a_hook_that_can_create_secrets_and_nothing_else(render: Any) -> None:
+    mine = [o for o in render(EMBEDDED) if hooks(o) and "postgresql-secret" in o["metadata"]["name"]]
+    assert {o["kind"] for o in mine} == {"ServiceAccount", "Role", "RoleBinding", "Job"}
+    assert all(hooks(o) == {"pre-install", "pre-upgrade"} for o in mine)
+    assert rules(one(mine, "Role")) == {("", "secrets", "create", ())}
+    (container,) = one(mine, "Job")["spec"]["template"]["spec"]["containers"]
+    compile(container["command"][2], "create_database_secret.py", "exec")
+    secret = json.loads(container["env"][0]["value"])
+    assert "password" not in secret["stringData"]
+    assert secret["metadata"]["name"] == "lj-leasedjob-postgresql"
+    # Reachable by that name from the runs' Pods, which live in other namespaces.
+    assert secret["stringData"]["host"] == "lj-leasedjob-postgresql.leasedjob-system.svc"
+    weights = {o["kind"]: int(o["metadata"]["annotations"]["helm.sh/hook-weight"]) for o in mine}
+    assert weights["Job"] > max(weights["Role"], weights["RoleBinding"], weights["ServiceAccount"])
+
+
+def test_the_embedded_database_takes_a_secret_of_ones_own(render: Any) -> None:
+    objects = render({**EMBEDDED, **EXISTING})
+    assert not [o for o in objects if "postgresql-secret" in o["metadata"]["name"]]
+    volumes = one(objects, "StatefulSet")["spec"]["template"]["spec"]["volumes"]
+    assert next(v for v in volumes if v["name"] == "database")["secret"]["secretName"] == "lj-database"
+
+
+def test_an_upgrade_of_the_chart_leaves_the_embedded_database_running(render: Any, tmp_path: Path) -> None:
+    newer = shutil.copytree(CHART, tmp_path / "leasedjob")
+    chart = yaml.safe_load((newer / "Chart.yaml").read_text())
+    (newer / "Chart.yaml").write_text(yaml.safe_dump(chart | {"version": "9.9.9", "appVersion": "9.9.9"}))
+    before, after = render(EMBEDDED), render(EMBEDDED, chart=newer)
+    assert one(before, "Deployment")["spec"] != one(after, "Deployment")["spec"]
+    assert one(before, "StatefulSet")["spec"] == one(after, "StatefulSet")["spec"]
+
+
+def test_the_embedded_database_can_be_kept_on_a_volume(render: Any) -> None:
+    values = {
+        "postgresql": {"embedded": True, "persistence": {"enabled": True, "size": "2Gi", "storageClassName": "fast"}}
+    }
+    spec = one(render(values), "StatefulSet")["spec"]
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert not [v for v in spec["template"]["spec"]["volumes"] if v["name"] == "data"]
+
+
+def test_the_notes_warn_of_the_embedded_database(helm: Any) -> None:
+    done = helm("install", "lj", str(CHART), "--dry-run=client", values=EMBEDDED)
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "postgresql.embedded is for trying out" in notes
+    assert "lost with that Pod" in notes
+    done = helm("install", "lj", str(CHART), "--dry-run=client", values=EXISTING)
+    assert "trying out" not in done.stdout.partition("NOTES:")[2]
+
+
+# --- images, Pods -----------------------------------------------------------------------------------------------------
+
+
+def images(objects: list[Json]) -> set[str]:
+    return {c["image"] for _, pod in pods(objects) for c in containers(pod)} | {
+        operator_env(objects)["LEASEDJOB_SIDECAR_IMAGE"]
+    }
+
+
+def test_images_by_default(render: Any) -> None:
+    v = leasedjob.__version__
+    assert images(render(EMBEDDED)) == {f"leasedjob/operator:{v}", f"leasedjob/sidecar:{v}", "leasedjob/postgresql:18"}
+
+
+def test_one_registry_for_every_image(render: Any) -> None:
+    objects = render({**EMBEDDED, "global": {"imageRegistry": "mirror.example:5000/x"}, "image": {"registry": "other"}})
+    assert {i.split("/leasedjob/")[0] for i in images(objects)} == {"mirror.example:5000/x"}
+
+
+def test_a_digest_takes_precedence_over_the_tag(render: Any) -> None:
+    digest = "sha256:" + "a" * 64
+    objects = render({**EXISTING, "image": {"tag": "x", "digest": digest}})
+    assert f"leasedjob/operator@{digest}" in images(objects)
+    assert not [i for i in images(objects) if "operator:" in i]
+
+
+def test_pull_secrets_of_the_operator_and_of_the_runs_are_kept_apart(render: Any) -> None:
+    values = {
+        **EMBEDDED,
+        "global": {"imagePullSecrets": ["a", "b"]},
+        "imagePullSecrets": ["b", "c"],
+        "sidecar": {"imagePullSecrets": ["theirs"]},
+    }
+    objects = render(values)
+    for name, pod in pods(objects):
+        assert pod["imagePullSecrets"] == [{"name": n} for n in "abc"], name
+    assert json.loads(operator_env(objects)["LEASEDJOB_IMAGE_PULL_SECRETS"]) == ["theirs"]
+
+
+def test_two_replicas_that_are_never_both_away(render: Any) -> None:
+    objects = render(EXISTING)
+    spec = one(objects, "Deployment")["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    budget = one(objects, "PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 1
+    labels = spec["template"]["metadata"]["labels"]
+    for selector in (spec["selector"]["matchLabels"], budget["selector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+
+
+def test_probes_and_metrics_meet_the_operators_ports(render: Any) -> None:
+    objects = render(EXISTING)
+    (container,) = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert (container["livenessProbe"]["httpGet"]["path"], container["readinessProbe"]["httpGet"]["path"]) == (
+        "/healthz",
+        "/readyz",
+    )
+    assert ports[container["livenessProbe"]["httpGet"]["port"]] == 8080
+    (port,) = one(objects, "Service", "-metrics")["spec"]["ports"]
+    assert ports[port["targetPort"]] == 8081
+
+
+def test_metrics_can_be_left_out(render: Any) -> None:
+    objects = render({**EXISTING, "metrics": {"service": {"enabled": False}}})
+    assert not [o for o in objects if o["kind"] == "Service"]
+    test = one(objects, "Pod", "-test")
+    assert {"name": "METRICS", "value": ""} in test["spec"]["containers"][1]["env"]
+
+
+def test_helm_test_checks_schema_and_cluster(render: Any) -> None:
+    pod = one(render(NAMESPACED), "Pod", "-test")
+    assert hooks(pod) == {"test"}
+    database, cluster = pod["spec"]["containers"]
+    assert database["command"] == ["leasedjob", "migrate", "--check"]
+    compile(cluster["command"][2], "check_release.py", "exec")
+    assert {"name": "NAMESPACES", "value": "team-a,team-b"} in cluster["env"]
+
+
+@pytest.mark.parametrize(("name", "full"), [("lj", "lj-leasedjob"), ("leasedjob", "leasedjob"), ("x" * 53, "x" * 36)])
+def test_names_fit(render: Any, name: str, full: str) -> None:
+    objects = render(EMBEDDED, name=name)
+    assert one(objects, "Deployment")["metadata"]["name"] == full
+    assert all(len(o["metadata"]["name"]) <= 63 for o in objects if o["kind"] not in CLUSTER_SCOPED)
+
+
+# --- custom resources -------------------------------------------------------------------------------------------------
+
+
+def test_definitions_are_kept_on_uninstall_unless_told_otherwise(render: Any) -> None:
+    def definitions(crds: Json) -> list[Json]:
+        return [o for o in render({**EXISTING, "crds": crds}) if o["kind"] == "CustomResourceDefinition"]
+
+    kept = definitions({})
+    assert {o["metadata"]["name"] for o in kept} == {"leasedjobs.leasedjob.io", "leasedjobruns.leasedjob.io"}
+    assert all(o["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for o in kept)
+    for o in definitions({"keep": False, "annotations": {"a": "b"}}):
+        assert "helm.sh/resource-policy" not in o["metadata"]["annotations"]
+        assert o["metadata"]["annotations"]["a"] == "b"
+    assert definitions({"enabled": False}) == []
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"replica": 3}, "replica"),
+        ({"replicas": -1}, "/replicas"),
+        ({"image": {"tagg": "1"}}, "tagg"),
+        ({"image": {"digest": "abc"}}, "/image/digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+        ({"watchNamespaces": ["Team"]}, "/watchNamespaces/0"),
+        ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces"),
+        ({"sharedCodes": ["x" * 65]}, "/sharedCodes/0"),
+        ({"sharedCodes": [" x"]}, "/sharedCodes/0"),
+        ({"clusterName": "two words"}, "/clusterName"),
+        ({"migrations": {"mode": "sometimes"}}, "/migrations/mode"),
+        ({"sidecar": {"secret": {"create": "yes"}}}, "/sidecar/secret/create"),
+        ({"sidecar": {"database": {"port": 0}}}, "/sidecar/database/port"),
+        ({"postgresql": {"enabled": True}}, "enabled"),
+        ({"database": {"password": "secret"}}, "password"),
+        ({"metrics": {"service": {"port": 70000}}}, "/metrics/service/port"),
+        ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
+    ],
+)
+def test_unknown_or_wrong_values_are_refused_by_name(refusal: Any, values: Json, named: str) -> None:
+    assert named in refusal({**EXISTING, **values})
+
+
+def test_a_parent_chart_may_write_into_global(render: Any) -> None:
+    assert render({**EXISTING, "global": {"someOtherChart": {"a": 1}}})
+
+
+def test_every_value_is_in_the_schema_and_the_reverse() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(value: Any, node: Json, path: str) -> None:
+        if "$ref" in node:
+            node = schema["definitions"][node["$ref"].rsplit("/", 1)[1]]
+        properties = node.get("properties")
+        if isinstance(value, dict) and properties and path != ".resources":
+            missing = properties.keys() - value.keys() - {"claims"}
+            assert not missing, f"{path}: no default for {missing}"
+            assert value.keys() <= properties.keys(), path
+            for key, inner in value.items():
+                compare(inner, properties[key], f"{path}.{key}")
+
+    compare(values, schema, "")
