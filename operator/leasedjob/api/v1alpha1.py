@@ -174,7 +174,7 @@ class LeasedJobSpec(Shape):
     starting_deadline_seconds: Annotated[Int, Field(ge=10, le=MAX_INT32)] | None = None
     """How late the first claim of a tick may be; later, the tick is recorded as missed. At least 10."""
     concurrency_policy: ConcurrencyPolicy = ConcurrencyPolicy.FORBID
-    """While another run is active, in any cluster, a due tick is skipped (Forbid), run (Allow), or stops the other (Replace)."""
+    """A due tick while a run is active, in any cluster: Forbid skips it, Allow runs it, Replace stops the other run."""
     missed_run_policy: MissedRunPolicy = MissedRunPolicy("RunLatest")
     """After a gap: RunLatest starts the latest missed tick, RunAll all of them (see missedRunLimit), Skip none."""
     missed_run_limit: Annotated[Int, Field(ge=1, le=10_000)] = 100
@@ -376,7 +376,7 @@ class LeasedJobRunSpec(Shape):
     tick: (
         Annotated[
             str,
-            Field(min_length=20, max_length=20),
+            Field(max_length=64),
             Rules(
                 (
                     Rule(
