@@ -1,7 +1,7 @@
 """What `helm test` looks at besides the database.
 
 The custom resources are served, the operator's account may read them,
-and (unless METRICS is empty) a ready operator answers.
+and (where METRICS names the Service) a ready operator answers.
 """
 
 import json
@@ -35,13 +35,13 @@ def main() -> None:
     if missing:
         sys.exit(f"not served: {', '.join(sorted(missing))}; are the custom resources older than this release?")
     print("custom resources are served")
-    for namespace in os.environ["NAMESPACES"].split(","):
+    for namespace in json.loads(os.environ["NAMESPACES"]) or [""]:
         where = f"/namespaces/{namespace}" if namespace else ""
         for kind in ("leasedjobs", "leasedjobruns"):
             get(f"{GROUP}{where}/{kind}?limit=1")
         print(f"the operator's account may read them in {namespace or 'all namespaces'}")
-    if os.environ["METRICS"]:
-        with urllib.request.urlopen(os.environ["METRICS"], timeout=20) as answer:
+    if metrics := os.environ.get("METRICS"):
+        with urllib.request.urlopen(metrics, timeout=20) as answer:
             answer.read()
         print("a ready operator answers")
 
