@@ -43,12 +43,12 @@ def columns(now: datetime, with_namespace: bool) -> list[Column]:
         Column("SCHEDULE", _schedule),
         Column("TIME ZONE", lambda job: job["spec"].get("timeZone", "")),
         Column("STATE", state, coloured=True),
-        Column("ACTIVE", lambda job: str(len(_status(job).get("active") or []))),
+        Column("ACTIVE", lambda job: str(_status(job).get("activeCount") or 0)),
         Column("NEXT", lambda job: ago(_status(job).get("nextScheduleTime"), now)),
         Column("LAST SCHEDULE", lambda job: ago(_status(job).get("lastScheduleTime"), now)),
         Column("LAST RESULT", last_result, coloured=True),
         Column("AGE", lambda job: ago(job["metadata"].get("creationTimestamp"), now)),
-        Column("HOLDER", _holder, wide=True),
+        Column("HOLDER", lambda job: _status(job).get("holder", ""), wide=True),
         Column("CODE", lambda job: _status(job).get("code", ""), wide=True),
     ]
 
@@ -60,26 +60,19 @@ def state(job: Object) -> str:
         return "Unknown"
     if ready.get("status") != "True":
         return f"False: {ready.get('reason', '')}"
-    return "Suspended" if job["spec"].get("suspend") else "Ready"
+    return "Suspended" if ready.get("reason") == "Suspended" else "Ready"
 
 
 def last_result(job: Object) -> str:
-    """Outcome and reason of the most recent run that has ended."""
-    runs = [run for run in _status(job).get("recentRuns") or [] if run.get("completionTime")]
-    if not runs:
-        return ""
-    last = max(runs, key=lambda run: str(run["completionTime"]))
-    outcome = str(last.get("outcome", ""))
-    return f"{outcome} {last['reason']}" if last.get("reason") and outcome != "SUCCESS" else outcome
+    """How the latest run stands or ended, with its reason where there is one: `Failed Error`."""
+    result = _status(job).get("lastResult", "")
+    reasons = (r.get("reason") for r in _status(job).get("recentRuns") or [] if r.get("outcome") == result)
+    return f"{result} {next(reasons, None) or ''}".strip()
 
 
 def _schedule(job: Object) -> str:
     schedule = job["spec"].get("schedule")
     return schedule if isinstance(schedule, str) else str(job["spec"].get("type", ""))
-
-
-def _holder(job: Object) -> str:
-    return ", ".join(run["holder"] for run in _status(job).get("active") or [] if run.get("holder"))
 
 
 def _status(job: Object) -> Object:

@@ -58,7 +58,14 @@ class Column:
 
 NONE = "<none>"  # as kubectl shows an absent value
 
-_COLOURS = {"SUCCESS": "green", "Succeeded": "green", "FAIL": "red", "Failed": "red", "False": "red", "Refused": "red"}
+_COLOURS = {
+    "Success": "green",
+    "Ready": "green",
+    "Failed": "red",
+    "False": "red",
+    "Retrying": "yellow",
+    "Unknown": "yellow",
+}
 
 
 def show_table(rows: Iterable[Object], columns: Sequence[Column], *, wide: bool, headers: bool) -> None:
@@ -75,23 +82,25 @@ def show_table(rows: Iterable[Object], columns: Sequence[Column], *, wide: bool,
 
 def _rich_table(shown: Sequence[Column], cells: list[list[str]], headers: bool) -> bool:
     try:
-        from rich import box
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
     except ImportError:
         return False
-    table = Table(box=box.SIMPLE_HEAD if headers else None, show_header=headers, pad_edge=False, show_edge=False)
+    table = Table(box=None, show_header=headers, pad_edge=False, padding=(0, 3, 0, 0))
     for column in shown:
-        table.add_column(column.header, overflow="fold", no_wrap=column is shown[0])
+        table.add_column(column.header, no_wrap=True)
     for line in cells:
         table.add_row(
             *(
-                Text(text, style=_COLOURS.get(text.split(" ")[0].rstrip(":,"), "") if column.coloured else "")
+                Text(text, style=_COLOURS.get(text.split(" ")[0].rstrip(":"), "") if column.coloured else "")
                 for column, text in zip(shown, line, strict=True)
             )
         )
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    # As kubectl: a long line is the terminal's to wrap; columns are never squeezed or cut.
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).maximum)
+    console.print(table)
     return True
 
 

@@ -22,7 +22,7 @@ Object = dict[str, Any]
 def command(ctx: click.Context, name: str, output: Format, no_headers: bool) -> None:
     """List a LeasedJob's recent runs.
 
-    At most ten, the latest first, as its status tells them.
+    At most ten, as its status tells them: first those that go on, then the latest.
     """
     cluster = target(ctx)
     runs: list[Object] = (cluster.get("leasedjobs", name).get("status") or {}).get("recentRuns") or []
@@ -41,10 +41,12 @@ def columns(now: datetime) -> list[Column]:
         Column("ATTEMPT", lambda run: str(run.get("attempt", ""))),
         Column("OUTCOME", lambda run: run.get("outcome", ""), coloured=True),
         Column("REASON", lambda run: run.get("reason", "")),
+        Column("SCHEDULED", lambda run: ago(run.get("scheduledTime"), now)),
         Column("STARTED", lambda run: ago(run.get("startTime"), now)),
         Column("DURATION", _took),
         Column("POD", lambda run: run.get("podName", "")),
         Column("HOLDER", lambda run: run.get("holder", ""), wide=True),
+        Column("MESSAGE", lambda run: run.get("message", ""), wide=True),
     ]
 
 

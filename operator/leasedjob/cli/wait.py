@@ -74,6 +74,6 @@ def _line(run: dict[str, Any], phase: Phase) -> str:
         parts.append(f"attempt {status['attempt']}")
     if status.get("podName"):
         parts.append(f"Pod {status['podName']}")
-    if status.get("message"):
-        parts.append(str(status["message"]))
+    if status.get("message") or status.get("reason"):
+        parts.append(str(status.get("message") or status["reason"]))
     return printable(", ".join(parts))

@@ -1,0 +1,49 @@
+"""`leasedjob`: the command line in the operator's image. It needs argparse and psycopg only.
+
+A verb is a module with `add(parsers)`, which declares its arguments and sets `verb` to the function that carries it
+out and returns the exit code. Only argparse is imported before the verb is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from leasedjob import __version__
+from leasedjob.cli import migrate
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog="leasedjob", description="LeasedJob's database and version.", allow_abbrev=False)
+    verbs = top.add_subparsers(metavar="VERB", required=True)
+    migrate.add(verbs)
+    version = verbs.add_parser("version", help="print the version", allow_abbrev=False)
+    version.set_defaults(verb=_version)
+    return top
+
+
+def run(words: Sequence[str]) -> int:
+    """Carries out a command line, without the program's name; returns the exit code (usage errors exit with 2)."""
+    arguments = parser().parse_args(words)
+    verb: Callable[[argparse.Namespace], int] = arguments.verb
+    return verb(arguments)
+
+
+def _version(_arguments: argparse.Namespace) -> int:
+    print(__version__)
+    return 0
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
