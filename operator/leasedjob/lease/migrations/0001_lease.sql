@@ -173,6 +173,7 @@ CREATE FUNCTION leasedjob.close_attempt(
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = leasedjob, pg_temp AS $$
 DECLARE
+    v_now         timestamptz := clock_timestamp();
     v_failed      integer := (p_outcome = 'fail' AND p_counts)::integer;
     v_interrupted integer := (p_outcome <> 'complete' AND NOT p_counts)::integer;
 BEGIN
@@ -186,11 +187,11 @@ BEGIN
                WHEN p_outcome = 'complete' THEN NULL
                WHEN s.stop_requested_at IS NOT NULL THEN NULL  -- cancelled or replaced: no further attempt
                WHEN s.job_uid <> '' AND NOT EXISTS (SELECT FROM job_registration g WHERE g.code = s.code) THEN NULL
-               WHEN p_retry_ms >= 0 THEN clock_timestamp() + p_retry_ms * interval '1 millisecond'
+               WHEN p_retry_ms >= 0 THEN v_now + p_retry_ms * interval '1 millisecond'
                WHEN p_retry_ms IS NULL THEN NULL
                WHEN v_failed = 1 THEN CASE WHEN s.failures < s.backoff_limit
-                   THEN clock_timestamp() + retry_delay(s.failures + 1) END
-               WHEN s.pod_uid IS NULL OR s.interruptions < s.interruption_limit THEN clock_timestamp()
+                   THEN v_now + retry_delay(s.failures + 1) END
+               WHEN s.pod_uid IS NULL OR s.interruptions < s.interruption_limit THEN v_now
            END,
            reason = CASE
                WHEN p_outcome = 'complete' THEN coalesce(p_reason, '')
@@ -200,9 +201,9 @@ BEGIN
                ELSE coalesce(p_reason, '')
            END,
            data = CASE WHEN p_outcome = 'release' THEN coalesce(p_data, '{"released": true}') ELSE p_data END,
-           finished_at = clock_timestamp(),
-           modified_at = clock_timestamp(),
-           changed_at = clock_timestamp()
+           finished_at = v_now,
+           modified_at = v_now,
+           changed_at = v_now
      WHERE s.id = p_id AND s.status = 'RUNNING';
     RETURN FOUND;
 END $$;
