@@ -32,12 +32,12 @@ def layer_of(program: Path) -> bytes:
 def write(
     target: Path,
     *,
-    image: str,
+    images: Sequence[str],
     layer: Path,
     command: Sequence[str],
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes an image of one uncompressed layer to `target`, under its final name only when it is whole."""
+    """Writes an image of one uncompressed layer, with all names in `images`, to `target`, under its final name only when it is whole."""
     with layer.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = {
@@ -49,7 +49,7 @@ def write(
     }
     config_text = json.dumps(config).encode()
     config_name = f"{hashlib.sha256(config_text).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": [image], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": config_name, "RepoTags": list(images), "Layers": ["layer.tar"]}]
     partial = target.with_suffix(".partial")
     with tarfile.open(partial, "w") as tar:
         for name, content in ((config_name, config_text), ("manifest.json", json.dumps(manifest).encode())):

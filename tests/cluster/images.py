@@ -1,17 +1,29 @@
-"""The images: the sandbox's pause, a Python base made from Debian packages, and the project's own."""
+"""The images: the sandbox's pause, a Python base made from Debian packages, and the project's own.
+
+The base stands in for `python:3.13-slim-trixie` where no image registry is used: it carries that name too, so the
+Dockerfile's default and the examples mean it.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import os
 import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster import archive, packages
-from tests.cluster.layout import Cache, digest
+from tests.cluster.layout import REPOSITORY, Cache, digest
 from tests.cluster.onenode import PAUSE_IMAGE
 from tests.cluster.progress import Progress, clean_environment, output
 
-BASE_IMAGE = "leasedjob.io/python:1"  # examples and tests run their workloads in it
+BASE_IMAGE = "leasedjob.io/python:1"  # tests run their workloads in it
+PUBLIC_BASE_IMAGE = "python:3.13-slim-trixie"  # the Dockerfile's default, and what the examples name
 SUITE = "trixie"
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
 _LEFT_OUT = (
@@ -36,7 +48,7 @@ def pause_archive(cache: Cache, binaries: Path) -> Path:
         cache.images.mkdir(parents=True, exist_ok=True)
         layer = target.with_suffix(".layer")
         layer.write_bytes(archive.layer_of(binaries / "pause"))
-        archive.write(target, image=PAUSE_IMAGE, layer=layer, command=["/pause"])
+        archive.write(target, images=(PAUSE_IMAGE,), layer=layer, command=["/pause"])
         layer.unlink()
     return target
 
@@ -56,7 +68,7 @@ def debian_mirror(index_targets: str | None) -> str | None:
 
 def base_key() -> str:
     """Changes with what goes into the base image."""
-    return f"{SUITE}-{digest([], *BASE_PACKAGES, *_LEFT_OUT)}"
+    return f"{SUITE}-{digest([], *BASE_PACKAGES, *_LEFT_OUT, BASE_IMAGE, PUBLIC_BASE_IMAGE)}"
 
 
 def base_commands(root: Path, layer: Path, mirror: str | None) -> list[list[str]]:
@@ -64,7 +76,6 @@ def base_commands(root: Path, layer: Path, mirror: str | None) -> list[list[str]
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}", SUITE, str(root)]
     pack = ["tar", "--sort=name", "--numeric-owner", "--one-file-system"]
     pack += [f"--exclude={path}" for path in _LEFT_OUT]
-    # Folders that programs expect although nothing in them is kept.
     return [
         [*bootstrap, *([mirror] if mirror else [])],
         [*pack, "-C", str(root), "-cf", str(layer), "."],
@@ -95,6 +106,138 @@ def base_archive(cache: Cache, progress: Progress) -> Path:
         # it unmounts them.
         isolated = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
         progress.run(isolated, what="making the base image", log=log, timeout=900, env=env)
-        archive.write(target, image=BASE_IMAGE, layer=layer, command=["python3"], env={"PATH": _PATH})
+        names = (BASE_IMAGE, f"docker.io/library/{PUBLIC_BASE_IMAGE}")
+        archive.write(target, images=names, layer=layer, command=["python3"], env={"PATH": _PATH})
         progress.run(remove, what="clearing the work folder", log=log, timeout=120)
     return target
+
+
+# --- the project's own -----------------------------------------------------------------------------------------------
+TARGETS = ("operator", "sidecar", "postgresql")  # of the Dockerfile
+POSTGRESQL_TAG = "18"  # the chart's default: a new operator image leaves the database running
+_SOURCES = (
+    "Dockerfile",
+    ".dockerignore",
+    "LICENSE",
+    "README.md",
+    "images",
+    "operator",
+    "pyproject.toml",
+    "requirements",
+)
+_LOCKS = ("operator", "sidecar", "build", "postgresql")
+KEPT_ARCHIVES = 3
+BUILD_SECONDS = 900
+
+
+def project_tag(base: str) -> str:
+    """The tag of the images of this working tree: changes with what is in them."""
+    return digest([REPOSITORY / name for name in _SOURCES], base)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One of the project's images; `name` is as the chart knows it."""
+
+    target: str
+    tag: str
+    registry: str = "docker.io"
+
+    @property
+    def name(self) -> str:
+        return f"{self.registry}/leasedjob/{self.target}:{self.tag}"
+
+
+def project_images(tag: str, registry: str = "docker.io") -> list[Image]:
+    return [Image(target, POSTGRESQL_TAG if target == "postgresql" else tag, registry) for target in TARGETS]
+
+
+def engine_build_command(engine: str, image: Image, context: Path = REPOSITORY) -> list[str]:
+    """Builds with docker or podman, from the public base image and the package index."""
+    return [engine, "build", "--target", image.target, "-t", image.name, str(context)]
+
+
+def buildah_build_command(buildah: list[str], image: Image, context: Path) -> list[str]:
+    """Builds without a network: the base is in the store, the wheels are in the context."""
+    options = ["--isolation=chroot", "--layers", "--pull=never", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}"]
+    return [*buildah, "bud", *options, "--target", image.target, "-t", image.name, str(context)]
+
+
+def wheels(cache: Cache, progress: Progress) -> Path:
+    """The folder with the wheels that the images install, downloaded once for each set of lock files."""
+    locks = [REPOSITORY / "requirements" / f"{name}.txt" for name in _LOCKS]
+    folder = cache.root / "wheels" / digest(locks)
+    if not folder.exists():
+        progress.say("downloading the Python packages of the images")
+        partial = folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        script = [str(REPOSITORY / "requirements" / "download-wheels.sh"), os.uname().machine]
+        pip = f"{sys.executable} -m pip"
+        progress.run(
+            ["sh", *script, pip, str(partial)], what="downloading wheels", log=cache.logs / "wheels.log", timeout=600
+        )
+        partial.rename(folder)
+    return folder
+
+
+@contextmanager
+def _context(wheels_folder: Path) -> Iterator[Path]:
+    """A build context with the working tree's sources and the wheels; the working tree itself stays as it is."""
+    with tempfile.TemporaryDirectory(prefix="leasedjob-context-") as temporary:
+        context = Path(temporary)
+        for name in _SOURCES:
+            source = REPOSITORY / name
+            if source.is_dir():
+                shutil.copytree(source, context / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, context / name)
+        shutil.copytree(wheels_folder, context / "wheels")
+        yield context
+
+
+def project_archives(cache: Cache, progress: Progress, env: Mapping[str, str] = os.environ) -> dict[Image, Path]:
+    """The project's images as archives, built with buildah; only those that are not there yet.
+
+    The build has a store of its own in the cache and runs in a mount namespace of its own: nothing of it shows in the
+    machine's own container store or mounts.
+    """
+    base = base_archive(cache, progress)
+    images = project_images(project_tag(base_key()))
+    target = {i: cache.images / f"{i.target}-{project_tag(base_key())}.tar" for i in images}
+    with (cache.root / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [image for image in images if not target[image].exists()]
+        if not missing:
+            return target
+        packages.ensure(packages.BUILD, cache, progress)
+        folder = wheels(cache, progress)
+        log = cache.logs / "images.log"
+        progress.say(f"building the images {', '.join(i.target for i in missing)} ({missing[0].tag})")
+        with _context(folder) as context, tempfile.TemporaryDirectory(prefix="leasedjob-buildah-") as run:
+            buildah = ["buildah", "--root", str(cache.root / "buildah"), "--runroot", run]
+            commands = [[*buildah, "pull", "-q", f"docker-archive:{base}:{BASE_IMAGE}"]]
+            for image in missing:
+                partial = target[image].with_suffix(".partial")
+                commands += [
+                    buildah_build_command(buildah, image, context),
+                    ["rm", "-f", str(partial)],
+                    [*buildah, "push", "-q", image.name, f"docker-archive:{partial}:{image.name}"],
+                    ["mv", str(partial), str(target[image])],
+                ]
+            script = "set -ex\n" + "\n".join(shlex.join(c) for c in commands)
+            isolated = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
+            environment = clean_environment(PATH=packages.search_path(), TMPDIR=run)
+            progress.run(isolated, what="building the images", log=log, timeout=BUILD_SECONDS, env=environment)
+        for old in stale(cache.images, set(target.values())):
+            old.unlink()
+    return target
+
+
+def stale(folder: Path, current: set[Path]) -> list[Path]:
+    """Archives of the project's images beyond the newest few of each kind."""
+    found: list[Path] = []
+    for name in TARGETS:
+        archives = sorted(folder.glob(f"{name}-*.tar"), key=lambda p: p.stat().st_mtime, reverse=True)
+        found += [p for p in archives[KEPT_ARCHIVES:] if p not in current]
+    return found
