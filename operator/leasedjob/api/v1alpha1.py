@@ -249,7 +249,8 @@ def bounded(text: str, limit: int) -> str:
 
     An object's size is what etcd limits, and there `<`, `>` and `&` take six bytes. A cut text ends in "…".
     """
-    clean = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    # a character takes at least one byte: no more of them need to be looked at
+    clean = "".join(c if c.isprintable() or c == "\n" else " " for c in text[: limit + 1])
     used = 0
     cut = len(clean)
     for index, character in enumerate(clean):
