@@ -1,8 +1,8 @@
 """`leasedjob-sidecar adopt`: takes the operator's claim over for this Pod, and hands the lease to `hold`.
 
 Idempotent: the new token is written down before it is proposed, so that an adopt whose answer was lost, or whose
-container was restarted, asks for the same thing again. Trust is counted from the first request that the database may
-have seen: a repeated request may find the lease adopted since then, not since now.
+container was restarted, asks for the same thing again. Trust is counted from when the answered request was sent: the
+database extends the lease at each of them.
 
 It retries what may pass (network, restart, password that is being rotated) until its deadline, and ends with exit code
 75 and one line of JSON in the termination message where the claim is not this Pod's to take. Nothing has run then.
@@ -88,22 +88,19 @@ def adopt(claim: Claim, settings: Settings, connect: Connect) -> Handoff:
     handoff = Handoff.read(settings.handoff_file)
     if handoff is None or (handoff.lease_id, handoff.pod_uid) != (claim.lease_id, claim.pod_uid):
         handoff = Handoff(claim.lease_id, str(uuid4()), claim.pod_uid, Stage.PROPOSED, boot)
-    elif handoff.boot_id != boot:
-        # The token may be known to the database from before a reboot, when its clock meant something else.
-        handoff = replace(handoff, boot_id=boot, sent=float("-1e12"))
+    # The token is kept, what a predecessor trusted is not: its times may be of another boot.
+    handoff = replace(handoff, state=Stage.PROPOSED, boot_id=boot, sent=None, trusted_until=None)
     handoff.write(settings.handoff_file)
     until, failures, problem = time.monotonic() + claim.seconds, 0, ""
     while True:
         try:
             with contextlib.closing(connect(min(CALL_SECONDS, max(1.0, until - time.monotonic())))) as connection:
-                # Crash window: adopted in the database, the handoff not yet rewritten. The token and the time of the
-                # first request stand in the file by then, so a restarted adopt goes on from here.
-                if handoff.sent is None:
-                    handoff = replace(handoff, sent=boottime())
-                    handoff.write(settings.handoff_file)
+                sent = boottime()
                 adoption = ask(connection, claim, handoff)
             if adoption.verdict is not AdoptVerdict.BUSY:
-                return conclude(claim, handoff, adoption, settings)
+                # Crash window: adopted in the database, the handoff not yet rewritten. The token stands in the file by
+                # then, so a restarted adopt finds its own adoption.
+                return conclude(claim, replace(handoff, sent=sent), adoption, settings)
             now = "the claim is locked by another session"
         except Refused:
             raise

@@ -30,7 +30,7 @@ class Handoff:
     """What adopt leaves to hold. Times are CLOCK_BOOTTIME, valid within the boot that `boot_id` names.
 
     Args:
-        sent: when the first adopt request that the database may have seen was sent; None before.
+        sent: when the answered adopt request was sent; None before.
         trusted_until: sent + trust; until then hold may say "leased" without having heartbeated itself.
     """
 

@@ -113,7 +113,14 @@ class Link:
             sent = boottime()  # before the statement leaves: a slow answer can't stretch the lease
             beat = store.heartbeat(self._lease_id, self._token)
             return lambda at, jitter: BeatAnswered(at, sent, beat.held, beat.stop_requested, beat.busy, jitter)
-        recorded = store.finish(self._lease_id, self._token, call.outcome, call.data)
+        try:
+            recorded = store.finish(self._lease_id, self._token, call.outcome, call.data)
+        except Exception as error:
+            # A value that can't be stored stays so, however often it is sent.
+            if not (isinstance(error, ValueError | TypeError) or _is_data_error(error)):
+                raise
+            problem = describe(error)
+            return lambda at, _jitter: RecordRefused(at, problem)
         return lambda at, _jitter: RecordAnswered(at, recorded)
 
     @property
@@ -139,7 +146,7 @@ class _Worker(threading.Thread):
                 result = self._link.perform(self, call)
                 fine = True
             except Exception as error:  # every fault is an answer here: "nothing is known"
-                result = _failure(call, error)
+                result = _failure(describe(error))
                 fine = False
             if not (fine and self._link.keeps):
                 self._drop()
@@ -161,11 +168,7 @@ class _Worker(threading.Thread):
                 connection.close()
 
 
-def _failure(call: Beat | Record, error: Exception) -> Make:
-    problem = describe(error)
-    # A value that can't be stored stays so, however often it is sent.
-    if isinstance(call, Record) and (isinstance(error, ValueError | TypeError) or _is_data_error(error)):
-        return lambda at, _jitter: RecordRefused(at, problem)
+def _failure(problem: str) -> Make:
     return lambda at, jitter: CallFailed(at, problem, jitter)
 
 
