@@ -40,8 +40,13 @@ class Batcher(Generic[Req, Res]):
         await asyncio.sleep(0)  # let everybody who is ready to ask do so
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(self._limit, len(self._waiting)))]
+            batch = [(request, future) for request, future in batch if not future.done()]  # whose asker still waits
+            if not batch:
+                continue
             try:
                 answers = await self._send([request for request, _ in batch])
+                if len(answers) != len(batch):
+                    raise RuntimeError(f"{len(batch)} requests were answered by {len(answers)} answers")
             except BaseException as e:
                 for _, future in batch:
                     if not future.done():

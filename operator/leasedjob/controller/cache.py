@@ -81,6 +81,7 @@ class Cache:
         self.removed: list[Entry] = []  # LeasedJobs that are gone and have to be unregistered
         self._versions: dict[str, int] = {}
         self._gone: dict[str, float] = {}
+        self._prune_at = 1000
 
     def _news(self, body: Json) -> bool:
         uid = body["metadata"]["uid"]
@@ -94,8 +95,15 @@ class Cache:
         now = time.monotonic()
         self._gone[uid] = now
         self._versions.pop(uid, None)
-        if len(self._gone) > 1000:
+        if len(self._gone) > self._prune_at:
             self._gone = {u: t for u, t in self._gone.items() if now - t < TOMBSTONE_SECONDS}
+            self._prune_at = max(1000, 2 * len(self._gone))  # so that many deletions don't each go through all
+
+    @staticmethod
+    def _drop(index: defaultdict[Key, set[str]], key: Key, uid: str) -> None:
+        index[key].discard(uid)
+        if not index[key]:
+            del index[key]
 
     # --- LeasedJobs --------------------------------------------------------------------------------------------------
 
@@ -106,6 +114,10 @@ class Cache:
         key = meta["namespace"], meta["name"]
         entry = self.jobs.get(key)
         if entry is not None and entry.uid != meta["uid"]:
+            if version(body) < version(entry.body):
+                self._bury(meta["uid"])  # the predecessor of the object that is known
+                return
+            self._bury(entry.uid)
             self.removed.append(entry)  # deleted and created anew while nobody looked
             entry = None
         if entry is None:
@@ -134,8 +146,11 @@ class Cache:
         facts = pod_facts(body)
         if facts is None:
             return
-        self.pods[facts.uid] = facts
         key = facts.namespace, facts.job_name
+        before = self.pods.get(facts.uid)
+        if before is not None and before.job_name != facts.job_name:
+            self._drop(self.pods_of, (before.namespace, before.job_name), facts.uid)  # somebody edited its annotation
+        self.pods[facts.uid] = facts
         self.pods_of[key].add(facts.uid)
         self._changed(key)
 
@@ -145,9 +160,7 @@ class Cache:
         facts = self.pods.pop(uid, None)
         if facts is not None:
             key = facts.namespace, facts.job_name
-            self.pods_of[key].discard(uid)
-            if not self.pods_of[key]:
-                del self.pods_of[key]
+            self._drop(self.pods_of, key, uid)
             self._changed(key)
 
     def pods_for(self, key: Key) -> tuple[PodFacts, ...]:
@@ -170,7 +183,7 @@ class Cache:
         old = self.runs.pop(uid, None)
         if old is not None:
             key = old["metadata"]["namespace"], str((old.get("spec") or {}).get("jobName") or "")
-            self.runs_of[key].discard(uid)
+            self._drop(self.runs_of, key, uid)
             self._changed(key)
 
     def runs_for(self, key: Key) -> tuple[Json, ...]:

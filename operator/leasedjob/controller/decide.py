@@ -139,6 +139,7 @@ def decide(job: JobView) -> Decision:
         actions += _manual(job)
         actions += _initial(job)
         actions += _ticks(job, wake)
+    actions.sort(key=lambda a: isinstance(a, Claim | Launch))  # stable: what ends and what is tidied up comes first
     return Decision(tuple(actions), wake.at)
 
 
@@ -179,9 +180,13 @@ def _claimed(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
             wake.by(run.started_at + LAUNCH_GRACE)
         return
     if refusal := adoption_refusal(pod):
-        yield ReleaseClaim(run, "NotAdopted", refusal, launch_retry_ms(job, run.attempt, run.created_at))
-    elif pod.finished or pod.deleting:
-        yield ReleaseClaim(run, "Interrupted", "the Pod ended before it took the lease", _interrupt_ms(run))
+        yield ReleaseClaim(run, "NotAdopted", refusal, _relaunch_ms(job, run))
+    elif pod.deleting or (pod.finished and pod.stop_requested_at is not None):
+        yield ReleaseClaim(run, "Interrupted", "the Pod was stopped before it took the lease", _interrupt_ms(run))
+    elif pod.finished:  # the kubelet would not admit it (OutOfcpu, ...)
+        why, message = waiting_reason(pod)
+        text = f"{why}: {message}" if message else why
+        yield ReleaseClaim(run, "NotAdopted", text, _relaunch_ms(job, run))
     elif job.now >= deadline:
         why, message = waiting_reason(pod)
         yield ReleaseClaim(run, "PendingDeadlineExceeded", f"{why}: {message}" if message else why, None)
@@ -249,12 +254,27 @@ def _reclaim(job: JobView, run: Run) -> Iterator[Action]:
         yield Claim(identity.type, identity.run_key, run.tick, OverlapRule.ALLOW, manual=run.manual, previous=run)
 
 
-def launch_retry_ms(job: JobView, attempt: int, first_claimed: datetime) -> int | None:
-    """When a claim whose Pod could not be had is tried again; None when it has been tried for long enough."""
-    delay = LAUNCH_RETRY_SECONDS[min(max(attempt, 1), len(LAUNCH_RETRY_SECONDS)) - 1]
-    if job.now + timedelta(seconds=delay) >= first_claimed + timedelta(seconds=job.policy.pending_deadline):
-        return None
-    return delay * 1000
+def launch_retry_ms(job: JobView, attempt: int, first_claimed: datetime, setbacks: int = 0) -> int | None:
+    """When a claim whose Pod could not be had is tried again; None when it has been tried for long enough.
+
+    Args:
+        attempt: the claim's number within its run.
+        first_claimed: when the run was first claimed.
+        setbacks: attempts of the run that did take the lease, and failed or were interrupted. With any, the time since
+            the first claim says nothing of how long Pods have been refused, so the delays are added up instead.
+    """
+    tries = max(1, attempt - setbacks)
+    delay = LAUNCH_RETRY_SECONDS[min(tries, len(LAUNCH_RETRY_SECONDS)) - 1]
+    if setbacks == 0:
+        waited = (job.now - first_claimed).total_seconds()
+    else:
+        earlier = LAUNCH_RETRY_SECONDS[: tries - 1]
+        waited = sum(earlier) + (tries - 1 - len(earlier)) * LAUNCH_RETRY_SECONDS[-1]
+    return None if waited + delay >= job.policy.pending_deadline else delay * 1000
+
+
+def _relaunch_ms(job: JobView, run: Run) -> int | None:
+    return launch_retry_ms(job, run.attempt, run.created_at, run.failures + run.interruptions)
 
 
 def _interrupt_ms(run: Run) -> int | None:
@@ -294,9 +314,9 @@ def _must_wait(job: JobView, overlap: OverlapRule) -> bool:
     active = _active(job)
     if not active or overlap in (OverlapRule.ALLOW, OverlapRule.SKIP):
         return False
-    return overlap is OverlapRule.WAIT or all(
-        r.stop_requested_at for r in active if r.status is JobSchedulerStatus.RUNNING
-    )
+    # Runs that wait for a retry are given up by the database when it is asked: only those that run are waited for.
+    held = [r for r in active if r.status is JobSchedulerStatus.RUNNING]
+    return overlap is OverlapRule.WAIT or (bool(held) and all(r.stop_requested_at for r in held))
 
 
 def _manual(job: JobView) -> Iterator[Action]:

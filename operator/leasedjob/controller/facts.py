@@ -6,15 +6,18 @@ no `terminated` state (a lost node, the Pod garbage collector), proves nothing a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from leasedjob import protocol
+from leasedjob.lease.rows import Outcome
 from leasedjob.protocol import Testimony
 
 Json = Mapping[str, Any]
+MAX_ATTEMPT_DIGITS: Final = 9  # the column is an integer; anybody may write an annotation
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -22,8 +25,9 @@ def parse_time(text: str | None) -> datetime | None:
     if not text:
         return None
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
+        at = datetime.fromisoformat(text)
+        return at.astimezone(UTC) if at.tzinfo else None  # a time without a zone is nobody's
+    except (ValueError, OverflowError):
         return None
 
 
@@ -76,8 +80,10 @@ class PodFacts:
     hold: ContainerFacts | None
     gate: ContainerFacts | None
     user_init: tuple[ContainerFacts, ...]
+    user_sidecars: tuple[ContainerFacts, ...]  # init containers that go on; stopped after the workload
     workload: tuple[ContainerFacts, ...]
     workload_count: int
+    soonest_stop: float  # seconds of the sidecar's silence after which the kubelet may stop the workload, at least
     testimony: Testimony | None
 
     @property
@@ -139,9 +145,29 @@ def _testimony(status: Json | None) -> Testimony | None:
         return None
     for key in ("state", "lastState"):
         end = _end(status.get(key) or {})
-        if end and (testimony := Testimony.from_json(end.message)):
+        if end and (testimony := Testimony.from_json(end.message)) and _well_formed(testimony):
             return testimony
     return None
+
+
+def _well_formed(t: Testimony) -> bool:
+    """Whether every value has its type: anything else proves nothing, and must not stop whoever reads it."""
+    times = (t.beat, t.until, *(() if t.fenced_at is None else (t.fenced_at,)))
+    words = (t.lease_id, t.reason, *(w for w in (t.outcome, t.failed_probe) if w is not None))
+    return (
+        all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in times)
+        and all(isinstance(w, str) for w in words)
+        and isinstance(t.attempt, int)
+        and isinstance(t.final, bool)
+        and (t.outcome is None or t.outcome in Outcome.__members__.values())
+    )
+
+
+def _soonest_stop(containers: list[Json]) -> float:
+    """By the liveness probes: a closed port fails at once, so the last needed probe may come this soon."""
+    probes = [c["livenessProbe"] for c in containers if c.get("livenessProbe")]
+    waits = [(int(p.get("failureThreshold") or 3) - 1) * int(p.get("periodSeconds") or 10) for p in probes]
+    return float(min(waits, default=0))
 
 
 def _stop(meta: Json, conditions: list[Json]) -> tuple[datetime | None, str]:
@@ -168,7 +194,7 @@ def pod_facts(pod: Json) -> PodFacts | None:
     notes: Json = meta.get("annotations") or {}
     lease_id = notes.get(protocol.ANNOTATION_LEASE)
     attempt = notes.get(protocol.ANNOTATION_ATTEMPT, "")
-    if not lease_id or not attempt.isdecimal():
+    if not lease_id or not attempt.isdecimal() or len(attempt) > MAX_ATTEMPT_DIGITS:
         return None
     inits = {s.get("name"): s for s in status.get("initContainerStatuses") or []}
     conditions = status.get("conditions") or []
@@ -179,6 +205,7 @@ def pod_facts(pod: Json) -> PodFacts | None:
         "",
     )  # fmt: skip
     ours = {protocol.CONTAINER_ADOPT, protocol.CONTAINER_HOLD, protocol.CONTAINER_GATE}
+    lasting = {c.get("name") for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always"}
     owner: Json = next((o for o in meta.get("ownerReferences") or [] if o.get("kind") == "LeasedJob"), {})
 
     def init(name: str) -> ContainerFacts | None:
@@ -209,8 +236,10 @@ def pod_facts(pod: Json) -> PodFacts | None:
         adopt=init(protocol.CONTAINER_ADOPT),
         hold=init(protocol.CONTAINER_HOLD),
         gate=init(protocol.CONTAINER_GATE),
-        user_init=tuple(_container(s) for n, s in inits.items() if n not in ours),
+        user_init=tuple(_container(s) for n, s in inits.items() if n not in ours | lasting),
+        user_sidecars=tuple(_container(s) for n, s in inits.items() if n in lasting - ours),
         workload=tuple(_container(s) for s in status.get("containerStatuses") or []),
         workload_count=len(spec.get("containers") or []),
+        soonest_stop=_soonest_stop(spec.get("containers") or []),
         testimony=_testimony(inits.get(protocol.CONTAINER_HOLD)),
     )

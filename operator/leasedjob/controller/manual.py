@@ -67,7 +67,7 @@ def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, n
     meta, spec = body["metadata"], body.get("spec") or {}
     cancel = bool(spec.get("cancel"))
     try:
-        key, _ = run_key(body)
+        key, tick = run_key(body)
     except ValueError as e:
         return _with(old, meta, "Refused", "InvalidTick", str(e), now)
     facts: dict[str, Any] = {"code": code or None, "run_key": key}
@@ -82,7 +82,9 @@ def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, n
             return _with(old, meta, "Pending", "JobNotReady", problem, now, facts)
         return _with(old, meta, "Pending", "Pending", "not claimed yet", now, facts)
     created = parse_time(meta.get("creationTimestamp"))
-    if created is not None and run.created_at < created and run.status is not JobSchedulerStatus.RUNNING:
+    # Without a tick the run is this object's own, whatever the two clocks say of their order.
+    earlier = tick is not None and created is not None and run.created_at < created
+    if earlier and created is not None and run.status is not JobSchedulerStatus.RUNNING:
         before = run.finished_at is not None and run.finished_at < created
         if run.status is JobSchedulerStatus.SUCCESS and before:
             return _with(old, meta, "Refused", "AlreadySucceeded", "this run is recorded as SUCCESS", now, facts)

@@ -17,6 +17,7 @@ from leasedjob.controller.facts import ContainerEnd, ContainerFacts, PodFacts
 from leasedjob.protocol import Seen, Testimony
 
 MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
+CLOCK_SLACK: Final = timedelta(seconds=30)  # most by which the API server's and the database's clocks may differ
 BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
 
 
@@ -49,20 +50,22 @@ def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
     return text if len(text) <= limit else "…" + text[-(limit - 1) :]
 
 
-def _leased_to_the_end(t: Testimony, workload: tuple[ContainerFacts, ...]) -> bool:
+def _leased_to_the_end(t: Testimony, pod: PodFacts) -> bool:
     """The sidecar answered "leased" until the last workload container had ended.
 
-    A final testimony was written at SIGTERM, which the kubelet sends to a sidecar only after the workload. One that was
-    cut off (137) holds if the sidecar was seen alive when the workload ended: had it been frozen or gone, the kubelet
-    would have needed at least the detection time before it stopped anything.
+    A final testimony was written at SIGTERM, which the kubelet sends to a sidecar only after the workload (unless it
+    restarts the sidecar alone: then the workload's end is later). One that was cut off (137) holds if the sidecar was
+    seen alive when the workload ended: had it been frozen or gone, the kubelet would have needed at least
+    `soonest_stop` before it stopped anything. A second of that is lost to times that are cut to seconds.
     """
     if t.seen is not Seen.LEASED:
         return False
-    if t.final:
-        return True
-    ends = [c.end.finished_at for c in workload if c.end]
+    ends = [c.end.finished_at for c in pod.workload if c.end]
     last = max((e for e in ends if e), default=None)
-    return last is not None and last.timestamp() <= min(t.beat + BEAT_SLACK.total_seconds(), t.until)
+    if last is None:
+        return t.final
+    slack = max(0.0, min(BEAT_SLACK.total_seconds(), pod.soonest_stop - 1))
+    return last.timestamp() <= (t.beat + slack if t.final else min(t.beat + slack, t.until))
 
 
 def _stopped_before_exit(pod: PodFacts) -> bool:
@@ -99,12 +102,14 @@ def outcome(
     if not pod.finished:
         return Undecided("the Pod has not ended")
     if not pod.sidecar_ended:
-        return Undecided("the sidecar has not ended")
+        lost = not pod.workload_ended  # somebody but the kubelet said that this Pod is over: its node is gone
+        return Undecided("the sidecar has not ended", final=lost)
     t = pod.testimony
     if t and (t.lease_id, t.attempt) != (pod.lease_id, pod.attempt):
         t = None
     if t and t.seen is Seen.REPORTED and t.outcome:
-        return Outcome(Result(t.outcome), "Reported", cut(t.reason))
+        result = Result(t.outcome)
+        return Outcome(result, "Reported", cut(t.reason), {"released": True} if result is Result.RELEASE else {})
     if not pod.workload_started_at_all:
         return _never_started(pod, t, pending_deadline, now)
     if not pod.workload_ended:
@@ -115,7 +120,7 @@ def outcome(
         return Undecided("the sidecar left no testimony", final=True)
     if t.seen is Seen.FENCED:
         return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True, "fencedAt": t.fenced_at})
-    if not _leased_to_the_end(t, pod.workload):
+    if not _leased_to_the_end(t, pod):
         return Undecided("the sidecar was gone before the workload ended", final=True)
     failed = [c for c in (*pod.user_init, *pod.workload) if c.end and c.end.exit_code != 0]
     if _stopped_before_exit(pod):
@@ -155,6 +160,8 @@ def _never_started(
     """The Pod adopted the lease, is over, and no workload container ever ran."""
     if t and t.seen is Seen.FENCED:
         return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True})
+    if pod.reason == "DeadlineExceeded":
+        return Outcome(Result.FAIL, "DeadlineExceeded", cut(pod.message), _exits(pod))
     for c in pod.user_init:
         if c.end and c.end.exit_code != 0 and pod.stop_requested_at is None:
             tail = cut(c.end.message)
@@ -166,11 +173,15 @@ def _never_started(
             )
     why, message = waiting_reason(pod)
     if pod.stop_requested_at is not None:
-        if pending_deadline is not None and pod.stop_requested_at >= pending_deadline:
+        # The deadline is the database's time and the stop the API server's, cut to a second. A stop that the operator
+        # asked for at the deadline must not be taken for an interruption, which would be repeated.
+        if (
+            pending_deadline is not None
+            and now >= pending_deadline
+            and pod.stop_requested_at >= pending_deadline - CLOCK_SLACK
+        ):
             return Outcome(Result.ENDED, "PendingDeadlineExceeded", cut(f"{why}: {message}" if message else why))
         return Outcome(Result.RELEASE, "Interrupted", "stopped before the workload began", {"released": True})
-    if pod.reason == "DeadlineExceeded":
-        return Outcome(Result.FAIL, "DeadlineExceeded", cut(pod.message))
     return Outcome(Result.RELEASE, "NeverStarted", cut(f"{why}: {message}" if message else why), {"released": True})
 
 
@@ -178,7 +189,7 @@ def waiting_reason(pod: PodFacts) -> tuple[str, str]:
     """Why a Pod's workload doesn't run yet: (reason, message), as a person would look for it."""
     if pod.unschedulable:
         return "Unschedulable", pod.unschedulable
-    containers = [c for c in (pod.adopt, *pod.user_init, pod.gate, *pod.workload) if c]
+    containers = [c for c in (pod.adopt, pod.hold, *pod.user_init, *pod.user_sidecars, pod.gate, *pod.workload) if c]
     for c in containers:
         if c.waiting and c.waiting not in ("PodInitializing", "ContainerCreating"):
             return c.waiting, c.waiting_message

@@ -125,7 +125,7 @@ def build_pod(
         spec["activeDeadlineSeconds"] = min(deadlines)
     wanted = [*(spec.get("imagePullSecrets") or []), *({"name": n} for n in sidecar.pull_secrets)]
     if wanted:
-        spec["imagePullSecrets"] = list({s["name"]: s for s in wanted}.values())
+        spec["imagePullSecrets"] = list({s.get("name"): s for s in wanted}.values())
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -201,11 +201,9 @@ def _dress_workload(container: Json, attempt: Attempt, timing: Timing) -> None:
         "failureThreshold": probe.threshold,
         "timeoutSeconds": probe.timeout,
     }
-    lifecycle = container.setdefault("lifecycle", {})
+    lifecycle = container.get("lifecycle") or {}
     if timing.pre_stop and not lifecycle.get("preStop"):
-        lifecycle["preStop"] = {"sleep": {"seconds": timing.pre_stop}}
-    if not lifecycle:
-        del container["lifecycle"]
+        container["lifecycle"] = {**lifecycle, "preStop": {"sleep": {"seconds": timing.pre_stop}}}
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 

@@ -7,7 +7,7 @@ whose rows are older than what stands there already doesn't write.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunStatus
@@ -26,6 +26,7 @@ from leasedjob.lease.trust import Timing
 Json = Mapping[str, Any]
 RUNS_SHOWN: Final = MAX_RUNS
 PREVIEW: Final = 5
+UNREAD: Final = timedelta(seconds=60)  # rows are read each second; what is older and missing is gone
 
 
 def outcome_of(run: Run) -> str:
@@ -122,16 +123,24 @@ def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int
     return found
 
 
-def behind(old: Json, new: Json) -> bool:
-    """Whether `new` was computed from older rows than `old`: a run that stands there is further than here."""
+def _progress(run: Json) -> tuple[int, int]:
+    """How far a shown run is: an attempt's outcome only ever goes forward."""
+    return run.get("attempt") or 0, {"Retrying": 1, "Failed": 2, "Success": 3}.get(run.get("outcome") or "", 0)
+
+
+def behind(old: Json, new: Json, now: datetime) -> bool:
+    """Whether `new` was computed from older rows than `old`: a run that stands there is further than here, or began a
+    moment ago and has not been read here yet."""
     mine = {r.get("runKey"): r for r in new.get("recentRuns") or []}
+    newest = max((t for r in mine.values() if (t := parse_time(r.get("startTime")))), default=None)
     for run in old.get("recentRuns") or []:
         other = mine.get(run.get("runKey"))
-        if other is None:
+        if other is not None:
+            if _progress(run) > _progress(other):
+                return True
             continue
-        ahead = run.get("attempt", 0) > other.get("attempt", 0)
-        final = run.get("outcome") == "Success" and other.get("outcome") != "Success"
-        if ahead or final:
+        began = parse_time(run.get("startTime"))
+        if began is not None and (newest is None or began > newest) and abs(now - began) < UNREAD:
             return True
     return False
 
@@ -149,7 +158,7 @@ class StatusWriter:
         """Status of the LeasedJob, then of its LeasedJobRuns. Conflicts are left to the next observation."""
         status = job_status(entry, view, conflict)
         old: Json = entry.body.get("status") or {}
-        if status != old and not behind(old, status):
+        if status != old and not behind(old, status, view.now):
             body = await self._patch("leasedjobs", entry.body, status, old)
             if body is not None:
                 entry.body = body
