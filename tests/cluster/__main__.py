@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cluster import lifecycle
+from tests.cluster import database, lifecycle, source
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError, Progress, fail
@@ -22,9 +22,13 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("name", nargs="?", default="test", help="name of the cluster (default: test)")
         return sub
 
-    up = verb("up", "start a one-node cluster, or find it running")
-    up.add_argument("--index", type=int, help="its number, 1 to 250: its addresses are 10.99.NUMBER.0/24")
-    up.add_argument("--fast-node-loss", action="store_true", help="notice a lost node in about 12 s")
+    verb("up", "a cluster from the first source that this machine has")
+    node = verb("node", "start a one-node cluster, or find it running")
+    node.add_argument("--index", type=int, help="its number, 1 to 250: its addresses are 10.99.NUMBER.0/24")
+    node.add_argument("--fast-node-loss", action="store_true", help="notice a lost node in about 12 s")
+    verb("images", "build the project's images and bring them to the cluster; prints the chart's values for them")
+    verb("can", "whether a cluster can be had here; if not, says why and ends with 3")
+    verb("postgres", "a PostgreSQL on this machine that the cluster's Pods reach; removed with the cluster")
     verb("down", "remove a cluster; nothing happens where there is none")
     verb("status", "show clusters and whether they are healthy")
     verb("kubeconfig", "print the path of a running cluster's kubeconfig")
@@ -48,18 +52,31 @@ def main(argv: list[str]) -> int:
 def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
     match options.verb:
         case "up":
-            lifecycle.up(
-                cache, options.name, progress, index=options.index, fast_node_loss=options.fast_node_loss
-            )
+            source.up(cache, options.name, progress)
+        case "node":
+            lifecycle.up(cache, options.name, progress, index=options.index, fast_node_loss=options.fast_node_loss)
+        case "images":
+            cluster = source.up(cache, options.name, progress)
+            print(" ".join(source.deliver(cluster, cache, progress)))
+        case "can":
+            choice = source.choose(source.observe())
+            print(choice.reason, file=sys.stderr if choice.source is None else sys.stdout)
+            return 3 if choice.source is None else 0
+        case "postgres":
+            database.up(source.up(cache, options.name, progress), cache, progress)
         case "down":
-            lifecycle.down(cache, options.name, progress)
+            database.down(cache, options.name, progress)
+            source.down(cache, options.name, progress)
         case "status":
             for node in lifecycle.find_all(cache):
                 print(f"{node.name}\t{'healthy' if lifecycle.healthy(node) else 'not healthy'}\t{node.kubeconfig}")
         case "load":
             lifecycle.load(_running(cache, options.name), options.archives, progress)
         case "kubeconfig":
-            print(_running(cache, options.name).kubeconfig)
+            found = source.find(cache, options.name)
+            if found is None:
+                raise ClusterError(f"cluster {options.name} is not running: make cluster-up")
+            print(found.kubeconfig)
         case "sh":
             command = lifecycle.enter(_running(cache, options.name), *(options.command or ["bash"]))
             os.execvp(command[0], command)

@@ -37,7 +37,7 @@ def write(
     command: Sequence[str],
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes an image of one uncompressed layer, with all names in `images`, to `target`, under its final name only when it is whole."""
+    """Writes an image of one uncompressed layer, with all names in `images`, to `target`; never half of it."""
     with layer.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = {

@@ -135,6 +135,13 @@ def project_tag(base: str) -> str:
     return digest([REPOSITORY / name for name in _SOURCES], base)
 
 
+def _content(image: Image, base: str) -> str:
+    """Names what is in an image; PostgreSQL's has none of the package's sources."""
+    if image.target != "postgresql":
+        return image.tag
+    return digest([REPOSITORY / name for name in ("Dockerfile", "images", "requirements/postgresql.txt")], base)
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """One of the project's images; `name` is as the chart knows it."""
@@ -204,7 +211,7 @@ def project_archives(cache: Cache, progress: Progress, env: Mapping[str, str] = 
     """
     base = base_archive(cache, progress)
     images = project_images(project_tag(base_key()))
-    target = {i: cache.images / f"{i.target}-{project_tag(base_key())}.tar" for i in images}
+    target = {image: cache.images / f"{image.target}-{_content(image, base_key())}.tar" for image in images}
     with (cache.root / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         missing = [image for image in images if not target[image].exists()]

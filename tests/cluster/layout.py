@@ -42,7 +42,7 @@ class Cache:
 
 
 def digest(paths: Iterable[Path], *more: str) -> str:
-    """12 hex digits that change when a file's name or content, or one of `more`, does. Folders count with all in them."""
+    """12 hex digits that change when a file's name or content, or one of `more`, does; folders count with all files."""
     sha = hashlib.sha256()
     for path in sorted(paths):
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]

@@ -111,9 +111,7 @@ def choose_index(name: str, taken: set[int]) -> int:
     return next(i for i in range(FIRST_FREE_INDEX, 251) if i not in taken)
 
 
-def up(
-    cache: Cache, name: str, progress: Progress, *, index: int | None = None, fast_node_loss: bool = False
-) -> Node:
+def up(cache: Cache, name: str, progress: Progress, *, index: int | None = None, fast_node_loss: bool = False) -> Node:
     """A running cluster of that name: the one that is there if it is healthy, else a new one.
 
     Raises ClusterError with what is missing, or which log to read.
@@ -172,8 +170,10 @@ def _start(node: Node, progress: Progress) -> None:
 
     def separated() -> bool:
         if process.poll() is not None:
-            raise ClusterError(f"namespaces can't be made here (unshare ended with {process.returncode}):\n"
-                               f"{tail(node.log / 'init.log')}")
+            raise ClusterError(
+                f"namespaces can't be made here (unshare ended with {process.returncode}):\n"
+                f"{tail(node.log / 'init.log')}"
+            )
         with contextlib.suppress(OSError):
             return os.readlink(f"/proc/{process.pid}/ns/net") != own
         return False
@@ -183,8 +183,9 @@ def _start(node: Node, progress: Progress) -> None:
 
     def alive(done: bool) -> bool:
         if process.poll() is not None:
-            raise ClusterError(f"the cluster's first process ended ({process.returncode}):\n"
-                               f"{tail(node.log / 'init.log')}")
+            raise ClusterError(
+                f"the cluster's first process ended ({process.returncode}):\n{tail(node.log / 'init.log')}"
+            )
         return done
 
     started = node.folder / "started"
@@ -192,9 +193,7 @@ def _start(node: Node, progress: Progress) -> None:
         "the Kubernetes API", lambda: alive(started.exists()), timeout=START_SECONDS, log=node.log / "apiserver.log"
     )
     progress.say("  API ready")
-    wait_for(
-        "the node to be Ready", lambda: alive(healthy(node)), timeout=START_SECONDS, log=node.log / "kubelet.log"
-    )
+    wait_for("the node to be Ready", lambda: alive(healthy(node)), timeout=START_SECONDS, log=node.log / "kubelet.log")
     account = node.kubectl("-n", "default", "get", "serviceaccount/default", "configmap/kube-root-ca.crt")
     wait_for(
         "the default service account",
