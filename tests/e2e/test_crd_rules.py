@@ -99,6 +99,8 @@ class Kubectl:
 @pytest.fixture(scope="module")
 def kubectl() -> Iterator[Kubectl]:
     if not os.environ.get("KUBECONFIG"):
+        if os.environ.get("CI") == "true":
+            pytest.fail("KUBECONFIG names no cluster")
         pytest.skip("KUBECONFIG names no cluster")
     tool = Kubectl(f"crd-rules-{uuid.uuid4().hex[:8]}")
     for plural in ("leasedjobs", "leasedjobruns"):
