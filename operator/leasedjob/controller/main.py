@@ -158,6 +158,8 @@ def main() -> None:
     except SettingsError as e:
         print(f"leasedjob-operator: {e}", file=sys.stderr)
         sys.exit(2)
+    if settings.kubeconfig:
+        os.environ["KUBECONFIG"] = settings.kubeconfig  # where kopf looks
     with contextlib.suppress(ImportError):
         import uvloop
 

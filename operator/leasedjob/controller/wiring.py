@@ -17,6 +17,12 @@ def registry_for(settings: Settings, cache: Cache, health: Health) -> kopf.Opera
     """The watch handlers of one operator."""
     registry = kopf.OperatorRegistry()
 
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        if settings.kubeconfig:
+            return kopf.login_with_kubeconfig(**kwargs)
+        return kopf.login_with_service_account(**kwargs)
+
     @kopf.on.event(GROUP, VERSION, "leasedjobs", registry=registry)
     async def leasedjob_seen(type: str | None, body: kopf.Body, **_: Any) -> None:
         health.event("jobs")
