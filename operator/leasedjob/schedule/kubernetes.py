@@ -19,7 +19,7 @@ from leasedjob.schedule.zones import clock_changes
 _DAY: Final = timedelta(days=1)
 _HOUR: Final = timedelta(hours=1)
 _SEARCH_YEARS: Final = 5
-_MAX_STEPS: Final = 10_000  # five years take about 60 months, then 31 days, 24 hours, 60 minutes in a round
+_MAX_STEPS: Final = 20_000  # five years of days, each with its hours or minutes, take fewer
 
 
 def undisturbed(zone: ZoneInfo, after: datetime, found: datetime) -> bool:
@@ -40,22 +40,21 @@ def undisturbed(zone: ZoneInfo, after: datetime, found: datetime) -> bool:
 
 
 def search(fields: Fields, zone: ZoneInfo, after: datetime) -> datetime | None:
-    """robfig's next activation strictly later than `after`; None where it finds none within five years."""
+    """robfig's next activation strictly later than `after`.
+
+    None where it finds none within five years, or would go round for ever (a day left out of the calendar, as in Samoa
+    in 2011).
+    """
     time = _Time(zone, after.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1))
     last_year = time.wall.year + _SEARCH_YEARS
     # `moved` is set by the first step and stays set: only the first step resets the smaller parts.
     moved = False
-    steps = 0
 
     # One round of the outer loop checks every part from the largest to the smallest. A part that wraps round begins a
     # new one; it notices that by the part's value being the first again, which a clock change can hide.
-    while time.wall.year <= last_year:
-        steps += 1
-        if steps > _MAX_STEPS:
-            return None
-
+    while time.wall.year <= last_year and time.steps < _MAX_STEPS:
         wrapped = False
-        while not fields.months >> time.wall.month & 1:
+        while not fields.months >> time.wall.month & 1 and time.steps < _MAX_STEPS:
             if not moved:
                 moved = True
                 time.set_wall(time.wall.replace(day=1, hour=0, minute=0, second=0))
@@ -66,7 +65,7 @@ def search(fields: Fields, zone: ZoneInfo, after: datetime) -> datetime | None:
         if wrapped:
             continue
 
-        while not _day_is_due(fields, time.wall):
+        while not _day_is_due(fields, time.wall) and time.steps < _MAX_STEPS:
             if not moved:
                 moved = True
                 time.set_wall(time.wall.replace(hour=0, minute=0, second=0))
@@ -109,20 +108,22 @@ def search(fields: Fields, zone: ZoneInfo, after: datetime) -> datetime | None:
             time.add(timedelta(seconds=60 - time.wall.second))
             continue  # the second has come round to 0
 
-        return time.utc
+        return time.utc if time.steps < _MAX_STEPS else None
     return None
 
 
 class _Time:
     """A point in time that can be set by its local reading, as Go's time package does it."""
 
-    __slots__ = ("utc", "wall", "zone")
+    __slots__ = ("steps", "utc", "wall", "zone")
 
     def __init__(self, zone: ZoneInfo, utc: datetime) -> None:
         self.zone = zone
+        self.steps = 0
         self._set(utc)
 
     def _set(self, utc: datetime) -> None:
+        self.steps += 1
         self.utc = utc
         self.wall = utc.astimezone(self.zone).replace(tzinfo=None, fold=0)
 
