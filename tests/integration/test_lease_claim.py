@@ -86,7 +86,7 @@ async def test_a_future_tick_is_refused_by_the_databases_clock(store: OperatorSt
     assert (await claim(store, request(tick))).verdict is ClaimVerdict.FUTURE
     assert (await claim(store, request(tick, manual=True))).verdict is ClaimVerdict.FUTURE
     assert database.watermark() == before
-    assert database.rows("SELECT FROM leasedjob.job_scheduler") == []
+    assert database.rows("SELECT id FROM leasedjob.job_scheduler") == []
 
 
 async def test_a_tick_at_or_before_the_watermark_is_past(store: OperatorStore, minute: datetime) -> None:
@@ -139,7 +139,7 @@ async def test_an_unregistered_or_replaced_object_claims_nothing(
     await registered(store)
     assert (await claim(store, request(minute, job_uid="another"))).verdict is ClaimVerdict.UNREGISTERED
     assert (await claim(store, request(minute), cluster="west")).verdict is ClaimVerdict.UNREGISTERED
-    assert database.rows("SELECT FROM leasedjob.job_scheduler") == []
+    assert database.rows("SELECT id FROM leasedjob.job_scheduler") == []
 
 
 async def test_no_requests_is_no_statement(store: OperatorStore) -> None:
