@@ -115,10 +115,10 @@ def link_commands(node: Node, pid: int) -> list[list[str]]:
     ]
 
 
-def partition_rules(pod_ip: str, port: int) -> str:
+def partition_rules(table: str, pod_ip: str, port: int) -> str:
     """nftables rules, for inside the cluster, that drop everything between one Pod and a port, in both directions."""
     return (
-        "table ip ljtest { chain f { type filter hook forward priority -10; "
+        f"table ip {table} {{ chain f {{ type filter hook forward priority -10; "
         f"ip saddr {pod_ip} tcp dport {port} drop; ip daddr {pod_ip} tcp sport {port} drop; }}; }}"
     )
 

@@ -1,0 +1,95 @@
+# LeasedJob. `make` lists the targets.
+#
+# Variables: KUBECONFIG=path (make demo, make e2e: a cluster of yours; only when given on make's command line),
+# LEASEDJOB_CACHE=path (built programs, images and clusters; default ~/.cache/leasedjob), PYTHON=python3.11, PYTEST=options.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+PYTEST ?=
+TEST_CLUSTER ?= test
+# Tests of the cluster wait more than they compute.
+E2E_WORKERS ?= 6
+
+# A kubeconfig counts only when it is named for this call: the one of the environment may be anybody's cluster.
+ifeq ($(origin KUBECONFIG),command line)
+export LEASEDJOB_KUBECONFIG := $(KUBECONFIG)
+endif
+unexport KUBECONFIG
+
+BIN := .venv/bin
+CLUSTER := $(BIN)/python -m tests.cluster
+VENV := .venv/.installed
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- set-up --------------------------------------------------------------------------------------------------------------
+.PHONY: venv
+venv: $(VENV) ## Install what development needs into .venv
+
+$(VENV): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; name it: make PYTHON=python3.13 ..." >&2; exit 1; }
+	@echo "installing the Python packages into .venv (a minute or two the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+# --- try it --------------------------------------------------------------------------------------------------------------
+.PHONY: demo demo-down
+demo: $(VENV) ## Get a cluster, install LeasedJob, run examples/01-hello for two ticks
+	@$(BIN)/python -m tests.cluster.demo up
+
+demo-down: $(VENV) ## Remove everything that make demo made
+	@$(BIN)/python -m tests.cluster.demo down
+
+# --- checks --------------------------------------------------------------------------------------------------------------
+.PHONY: test lint verify generate unit integration e2e bench soak
+test: lint verify unit integration e2e ## All checks: what CI runs
+
+lint: $(VENV) ## Style, types, directions of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy -p tests.cluster
+	@PYTHONPATH=operator $(BIN)/lint-imports --no-cache
+
+generate: $(VENV) ## Write the generated files: the CRDs
+	@$(BIN)/python -m leasedjob.api.crd
+
+verify: $(VENV) ## Check that the generated files are current
+	@$(BIN)/python -m leasedjob.api.crd --check
+
+unit: $(VENV) ## Tests that need nothing but Python
+	@$(BIN)/pytest -q $(wildcard tests/unit tests/properties tests/contract) -n 2 $(PYTEST)
+
+integration: $(VENV) ## Tests on a real PostgreSQL, and on a real API server without nodes
+	@$(BIN)/pytest -q $(wildcard tests/integration tests/controller) -n 2 --dist loadfile -m "not soak" $(PYTEST)
+
+e2e: $(VENV) ## Tests on a real cluster, which is brought up if none is
+	@BIN=$(BIN) TEST_CLUSTER=$(TEST_CLUSTER) E2E_WORKERS=$(E2E_WORKERS) PYTEST="$(PYTEST)" scripts/e2e.sh
+
+bench: $(VENV) ## Measure: latency and throughput, printed
+	@$(BIN)/python -m bench $(BENCH)
+
+soak: $(VENV) ## The long variants of the tests
+	@$(BIN)/pytest -q tests -m soak --timeout 3600 $(PYTEST)
+
+# --- the test cluster ------------------------------------------------------------------------------------------------------
+.PHONY: cluster-up cluster-down
+cluster-up: $(VENV) ## Bring the test cluster up, with PostgreSQL and the images
+	@$(CLUSTER) up $(TEST_CLUSTER)
+	@$(CLUSTER) postgres $(TEST_CLUSTER)
+	@$(CLUSTER) images $(TEST_CLUSTER)
+
+cluster-down: $(VENV) ## Remove the test cluster
+	@$(CLUSTER) down $(TEST_CLUSTER)
+
+.PHONY: clean
+clean: ## Remove .venv and what tools left; built programs stay in the cache
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

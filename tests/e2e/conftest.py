@@ -1,0 +1,202 @@
+"""A real cluster, a PostgreSQL that its Pods reach, the chart installed in it, and a namespace for each test.
+
+Cluster, images, PostgreSQL and release are shared by all processes of a run (`pytest -n`); `make e2e` has brought the
+first three up, and here they are only found. Tests are kept apart by namespace: `kubectl` works in the test's own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.cluster import database, faults, source
+from tests.cluster.database import Database
+from tests.cluster.layout import REPOSITORY, Cache
+from tests.cluster.progress import ClusterError, Progress
+from tests.cluster.source import Cluster
+from tests.e2e.kube import Helm, Kubectl
+
+CLUSTER = os.environ.get("LEASEDJOB_TEST_CLUSTER", "test")
+RELEASE = "leasedjob"
+RELEASE_NAMESPACE = "leasedjob-system"
+DATABASE_SECRET = "leasedjob-database"
+OWNER = "leasedjob_owner"
+OWNER_PASSWORD = "owner"
+# A workload in this image has python3; it is in every cluster that the harness brings up.
+IMAGE = "leasedjob.io/python:1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def cache() -> Cache:
+    return Cache.from_env()
+
+
+@pytest.fixture(scope="session")
+def cluster(cache: Cache) -> Cluster:
+    """The running test cluster. Without one the tests are skipped, or fail where CI=true: there it must exist."""
+    reason = f"no cluster {CLUSTER!r} is up: run `make cluster-up`, or `make e2e` that does all of it"
+    try:
+        found = source.find(cache, CLUSTER)
+    except ClusterError as error:
+        found, reason = None, str(error)
+    if found is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def helm(cluster: Cluster) -> Helm:
+    return Helm(cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster_kubectl(cluster: Cluster) -> Kubectl:
+    """kubectl in the namespace `default`; for what isn't a test's own."""
+    return Kubectl(cluster)
+
+
+@pytest.fixture(scope="session")
+def postgres(cluster: Cluster, cache: Cache) -> Database:
+    """The PostgreSQL that Pods reach, with its superuser; shared, so tests neither stop nor reconfigure it."""
+    try:
+        return database.up(cluster, cache, Progress())
+    except ClusterError as error:
+        pytest.skip(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The installed chart: its name, namespace and database."""
+
+    name: str
+    namespace: str
+    dbname: str
+    postgres: Database
+
+    @property
+    def conninfo(self) -> str:
+        """The operator's database, as superuser."""
+        return self.postgres.conninfo(self.dbname)
+
+
+def create_owned_database(postgres: Database, dbname: str) -> None:
+    """A new database that belongs to the operator's role; one of that name that exists is removed."""
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as connection:
+        known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (OWNER,)).fetchone()
+        if known is None:
+            connection.execute(f"CREATE ROLE {OWNER} LOGIN CREATEROLE PASSWORD '{OWNER_PASSWORD}'")
+        connection.execute(f"DROP DATABASE IF EXISTS {dbname} WITH (FORCE)".encode())
+        connection.execute(f"CREATE DATABASE {dbname} OWNER {OWNER}".encode())
+
+
+def database_secret(postgres: Database, dbname: str, name: str = DATABASE_SECRET) -> dict[str, object]:
+    """The Secret that the chart's `database.existingSecret` names."""
+    values = {
+        "host": postgres.host,
+        "port": str(postgres.port),
+        "dbname": dbname,
+        "user": OWNER,
+        "password": OWNER_PASSWORD,
+    }
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values}
+
+
+def install(kubectl: Kubectl, helm: Helm, postgres: Database, values: list[str]) -> Release:
+    """The chart, anew, on an empty database; what an earlier run left is removed first."""
+    helm.run("uninstall", RELEASE, "-n", RELEASE_NAMESPACE, "--wait", "--timeout=60s")
+    old = kubectl("get", "namespaces", "-l", "leasedjob.io/test=true", "-o", "name").split()
+    old += kubectl("get", "namespace", RELEASE_NAMESPACE, "-o", "name", "--ignore-not-found").split()
+    if old:
+        kubectl("delete", *old, "--wait=true", "--timeout=120s", timeout=130)
+    for kind in ("leasedjobs", "leasedjobruns"):
+        kubectl("delete", "crd", f"{kind}.leasedjob.io", "--ignore-not-found", "--timeout=60s", timeout=70)
+    dbname = "leasedjob_e2e"
+    create_owned_database(postgres, dbname)
+    kubectl("create", "namespace", RELEASE_NAMESPACE)
+    kubectl("label", "namespace", RELEASE_NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+    kubectl.within(RELEASE_NAMESPACE).apply(database_secret(postgres, dbname))
+    chart = str(REPOSITORY / "charts" / "leasedjob")
+    place = ["-n", RELEASE_NAMESPACE, "--wait", "--timeout=120s"]
+    try:
+        helm("install", RELEASE, chart, *place, "--set", f"database.existingSecret={DATABASE_SECRET}", *values)
+    except AssertionError as error:
+        system = kubectl.within(RELEASE_NAMESPACE)
+        seen = [system.run(*words.split()).stdout for words in ("get pods -o wide", "get events", "describe pods")]
+        logs = system.run("logs", "--prefix", "--all-containers", "-l", f"app.kubernetes.io/instance={RELEASE}").stdout
+        raise AssertionError("\n".join([str(error), *seen, logs])) from error
+    return Release(RELEASE, RELEASE_NAMESPACE, dbname, postgres)
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, cache: Cache, helm: Helm, cluster_kubectl: Kubectl, postgres: Database) -> Release:
+    """The chart installed with two replicas, once for each run of the tests, by whichever process comes first."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+    stamp = cache.root / f"e2e-{CLUSTER}.json"
+    with (cache.root / f"e2e-{CLUSTER}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and json.loads(stamp.read_text()) == run:
+            return Release(RELEASE, RELEASE_NAMESPACE, "leasedjob_e2e", postgres)
+        values = source.deliver(cluster, cache, Progress())
+        installed = install(cluster_kubectl, helm, postgres, values)
+        stamp.write_text(json.dumps(run))
+        return installed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
+    """KUBECONFIG and KUBECTL for programs that a test starts by itself; the release is there before any test."""
+    request.getfixturevalue("release")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        patch.setenv("KUBECTL", cluster.kubectl)
+        yield
+
+
+@pytest.fixture
+def namespace(cluster_kubectl: Kubectl) -> Iterator[str]:
+    """A new namespace under the `restricted` Pod Security profile; its removal isn't waited for."""
+    name = f"e2e-{uuid.uuid4().hex[:10]}"
+    labels = {"leasedjob.io/test": "true", "pod-security.kubernetes.io/enforce": "restricted"}
+    cluster_kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield name
+    cluster_kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def kubectl(cluster_kubectl: Kubectl, namespace: str) -> Kubectl:
+    """kubectl in the test's own namespace."""
+    return cluster_kubectl.within(namespace)
+
+
+@pytest.fixture
+def db(release: Release) -> Iterator[psycopg.Connection]:
+    """The operator's database as superuser, autocommit, with the schema `leasedjob` on the search path."""
+    with psycopg.connect(release.conninfo, autocommit=True, options="-c search_path=leasedjob") as connection:
+        yield connection
+
+
+@pytest.fixture
+def node_faults(cluster: Cluster) -> Iterator[faults.Faults]:
+    """Faults in a one-node cluster: partitions, a stopped kubelet, frozen containers. All are healed at the end."""
+    if cluster.node is None:
+        pytest.skip("faults can be made only in the one-node cluster")
+    made = faults.Faults(cluster.node)
+    yield made
+    made.heal()
