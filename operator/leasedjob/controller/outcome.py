@@ -64,8 +64,8 @@ def _leased_to_the_end(t: Testimony, pod: PodFacts) -> bool:
     last = max((e for e in ends if e), default=None)
     if last is None:
         return t.final
-    slack = max(0.0, min(BEAT_SLACK.total_seconds(), pod.soonest_stop - 1))
-    return last.timestamp() <= (t.beat + slack if t.final else min(t.beat + slack, t.until))
+    slack = min(BEAT_SLACK.total_seconds(), pod.soonest_stop - 1)
+    return last.timestamp() <= (t.beat + max(0.0, slack) if t.final else min(t.beat + slack, t.until))
 
 
 def _stopped_before_exit(pod: PodFacts) -> bool:
