@@ -190,39 +190,34 @@ def _parse_item(item: str, position: _Position, code: str) -> _Field:
     if "-" in high_text:
         raise _Refusal(f"{_quoted(item)} has more than one hyphen")
     if dash:
-        first, last = _range(low_text, high_text, position, code, item)
-    else:
-        first = last = _value(low_text, position)
-        if steps:  # `5/20` goes on to the end of the field
-            last = max(first, position.high)
+        return _range(low_text, high_text, step, position, code, item)
+    first = last = _value(low_text, position)
+    if steps:  # `5/20` goes on to the end of the field
+        last = max(first, position.high)
     _check_step(step, first, last, item)
     return _Field(_bits(first, last, step), star=False, stepped=bool(steps))
 
 
-def _range(low_text: str, high_text: str, position: _Position, code: str, item: str) -> tuple[int, int]:
+def _range(low_text: str, high_text: str, step: int, position: _Position, code: str, item: str) -> _Field:
     if low_text in ("*", "?"):
         raise _Refusal(f"{_quoted(item)}: a wildcard can't begin a range")
-    # a hashed end falls where the range stays in order
-    last = position.hash_high if high_text == "H" else _value(high_text, position)
-    if low_text == "H":
-        if last < position.low:
-            raise _Refusal(f"{last} is below {position.low}")
-        first = position.low + _hash(code, position.name) % (last - position.low + 1)
-    else:
-        first = _value(low_text, position)
-    if high_text == "H" and first <= last:
-        last = first + _hash(code, position.name) % (last - first + 1)
+    first = position.low if low_text == "H" else _value(low_text, position)
+    last = position.high if high_text == "H" else _value(high_text, position)
     if first > last:
         raise _Refusal(f"range {_quoted(item)} ends before it begins; write a wrap-around as two ranges with a comma")
-    return first, last
+    # Judged before a hashed end is placed, so that the verdict is the same for every code.
+    _check_step(step, first, last, item)
+    if low_text == "H":
+        first += _hash(code, position.name) % (last - first + 1)
+    if high_text == "H":
+        last = first + _hash(code, position.name) % (last - first + 1)
+    return _Field(_bits(first, last, step), star=False, stepped="/" in item)
 
 
 def _value(text: str, position: _Position) -> int:
     named = position.names.get(text.lower())
     if named is not None:
         return named
-    if text == "H":
-        raise _Refusal("H can't stand here")
     number = _NUMBER.fullmatch(text)
     if number is None:
         raise _Refusal(_unreadable(text, position))

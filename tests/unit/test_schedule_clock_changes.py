@@ -1,0 +1,175 @@
+"""What a schedule does when the clock changes, by policy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from leasedjob.schedule import ClockChange, ClockChangePolicy, Schedule, clock_changes, load_zone, zone_names
+
+ONCE, KUBERNETES = ClockChangePolicy.RunOnce, ClockChangePolicy.Kubernetes
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def between(schedule: Schedule, after: datetime, through: datetime) -> list[datetime]:
+    found = []
+    tick = schedule.next(after)
+    while tick is not None and tick <= through:
+        found.append(tick)
+        tick = schedule.next(tick)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("zone", "expression", "policy", "after", "through", "expected"),
+    [
+        # CRON-01
+        pytest.param(
+            "Europe/Paris", "20 2 * * *", ONCE, "2026-10-24T23:00", "2026-10-25T02:30", ["2026-10-25T00:20"],
+            id="repeated-runs-at-its-first-occurrence",
+        ),
+        pytest.param(
+            "Europe/Paris", "20 2 * * *", KUBERNETES, "2026-10-24T23:00", "2026-10-25T02:30",
+            ["2026-10-25T00:20", "2026-10-25T01:20"],
+            id="kubernetes-runs-a-repeated-time-twice",
+        ),
+        # CRON-02
+        pytest.param(
+            "America/Denver", "40 2 * * *", ONCE, "2027-03-14T08:00", "2027-03-15T10:00",
+            ["2027-03-14T09:00", "2027-03-15T08:40"],
+            id="skipped-runs-after-the-gap",
+        ),
+        pytest.param(
+            "America/Denver", "40 2 * * *", KUBERNETES, "2027-03-14T08:00", "2027-03-15T10:00", ["2027-03-15T08:40"],
+            id="kubernetes-leaves-a-skipped-time-out",
+        ),
+        pytest.param(
+            "America/Denver", "*/20 2 * * *", ONCE, "2027-03-14T08:00", "2027-03-14T20:00", ["2027-03-14T09:00"],
+            id="several-skipped-times-are-one-run",
+        ),
+        pytest.param(
+            "America/Denver", "0,30 2,3 * * *", ONCE, "2027-03-14T08:00", "2027-03-14T20:00",
+            ["2027-03-14T09:00", "2027-03-14T09:30"],
+            id="skipped-time-meets-a-real-one",
+        ),
+        pytest.param(
+            "Europe/Paris", "0 2-3 * * *", ONCE, "2026-10-24T23:00", "2026-10-25T03:00",
+            ["2026-10-25T00:00", "2026-10-25T02:00"],
+            id="range-of-hours-is-a-fixed-time",
+        ),
+        pytest.param(
+            "Europe/Paris", "0 */2 * * *", ONCE, "2026-10-24T22:00", "2026-10-25T03:00",
+            ["2026-10-25T00:00", "2026-10-25T01:00", "2026-10-25T03:00"],
+            id="step-hour-follows-real-time",
+        ),
+        pytest.param(
+            "America/Denver", "30 * * * *", ONCE, "2027-03-14T07:45", "2027-03-14T10:00",
+            ["2027-03-14T08:30", "2027-03-14T09:30"],
+            id="hourly-has-no-extra-run-after-the-gap",
+        ),
+        pytest.param(
+            "Europe/Paris", "15 0-23 * * *", ONCE, "2026-10-24T23:30", "2026-10-25T02:30",
+            ["2026-10-25T00:15", "2026-10-25T01:15", "2026-10-25T02:15"],
+            id="every-hour-by-range-is-a-wildcard",
+        ),
+        pytest.param(
+            "Australia/Lord_Howe", "15 2 * * *", ONCE, "2027-10-02T12:00", "2027-10-02T20:00", ["2027-10-02T15:30"],
+            id="half-an-hour-skipped",
+        ),
+        pytest.param(
+            "Australia/Lord_Howe", "45 1 * * *", ONCE, "2027-04-03T12:00", "2027-04-03T20:00", ["2027-04-03T14:45"],
+            id="half-an-hour-repeated",
+        ),
+        pytest.param(
+            "Africa/Cairo", "@daily", ONCE, "2027-04-29T12:00", "2027-04-30T12:00", ["2027-04-29T22:00"],
+            id="midnight-skipped",
+        ),
+        pytest.param(
+            "America/Havana", "30 0 * * *", ONCE, "2027-11-06T12:00", "2027-11-07T12:00", ["2027-11-07T04:30"],
+            id="midnight-repeated",
+        ),
+        pytest.param(
+            "Pacific/Apia", "0 9 * * *", ONCE, "2011-12-29T00:00", "2011-12-31T12:00",
+            ["2011-12-29T19:00", "2011-12-30T10:00", "2011-12-30T19:00"],
+            id="a-day-skipped",
+        ),
+        pytest.param(
+            "Antarctica/Troll", "30 1 * * *", ONCE, "2027-03-27T12:00", "2027-03-28T12:00", ["2027-03-28T01:00"],
+            id="two-hours-skipped",
+        ),
+        # CronJob's search doesn't look at the day again when midnight is skipped: a Thursday job runs on that Friday
+        pytest.param(
+            "Africa/Cairo", "0 5 * * 4", KUBERNETES, "2027-04-28T12:00", "2027-05-06T12:00",
+            ["2027-04-29T03:00", "2027-04-30T02:00", "2027-05-06T02:00"],
+            id="kubernetes-wrong-day",
+        ),
+        pytest.param(
+            "Africa/Cairo", "0 5 * * 4", ONCE, "2027-04-28T12:00", "2027-05-06T12:00",
+            ["2027-04-29T03:00", "2027-05-06T02:00"],
+            id="right-day",
+        ),
+    ],
+)  # fmt: skip
+def test_table(
+    zone: str, expression: str, policy: ClockChangePolicy, after: str, through: str, expected: list[str]
+) -> None:
+    schedule = Schedule.parse(expression, zone, policy=policy)
+    assert [tick.strftime("%Y-%m-%dT%H:%M") for tick in between(schedule, at(after), at(through))] == expected
+
+
+def test_repeated_time_is_not_run_again_from_anywhere_in_its_hour() -> None:
+    """CRON-01: an operator that starts at 00:50Z, between the two occurrences, finds nothing new."""
+    schedule = Schedule.parse("20 2 * * *", "Europe/Paris")
+    tick, tomorrow = at("2026-10-25T00:20"), at("2026-10-26T01:20")
+    for seconds in range(0, 3 * 3600, 10):
+        now = tick + timedelta(seconds=seconds)
+        assert schedule.next(now) == tomorrow
+        assert schedule.previous(now) == tick
+    assert not schedule.matches(at("2026-10-25T01:20"))
+
+
+def test_short_intervals_keep_their_real_distance() -> None:
+    """CRON-05: 15 ticks, ten real minutes apart, all distinct."""
+    schedule = Schedule.parse("*/10 * * * *", "Europe/Paris")
+    found = between(schedule, at("2026-10-24T23:49:59"), at("2026-10-25T02:10"))
+    assert found == [at("2026-10-24T23:50") + n * timedelta(minutes=10) for n in range(15)]
+
+
+def test_preview_is_what_next_says() -> None:
+    schedule = Schedule.parse("20 2 * * *", "Europe/Paris")
+    after = at("2026-10-24T23:00")
+    assert list(schedule.preview(after, 2)) == between(schedule, after, at("2026-10-26T02:00"))
+
+
+@pytest.mark.parametrize(
+    ("years", "step_minutes"), [(2, 7), pytest.param(10, 1, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])]
+)
+def test_every_minute_of_every_clock_change_runs_exactly_once(years: int, step_minutes: int) -> None:
+    """A daily job at a local minute that a change skips or repeats, in every zone that changes its clocks."""
+    first = datetime(2026, 12, 1, tzinfo=UTC)
+    seen: set[ClockChange] = set()  # zones share their changes; the same change is the same test
+    checked = 0
+    for name in sorted(zone_names()):
+        zone = load_zone(name)
+        for change in set(clock_changes(zone, first, first.replace(year=first.year + years))) - seen:
+            seen.add(change)
+            naive = change.at.replace(tzinfo=None)
+            start, end = sorted((naive + change.before, naive + change.after))
+            window = (change.at - timedelta(days=1), change.at + timedelta(days=1))
+            wall = start - timedelta(minutes=7)
+            while wall < end + timedelta(minutes=7):
+                schedule = Schedule.parse(f"{wall.minute} {wall.hour} {wall.day} {wall.month} *", name)
+                (found,) = between(schedule, *window)
+                if change.skips and start <= wall < end:
+                    assert found == change.at, (name, wall)
+                else:
+                    assert found.astimezone(zone).replace(tzinfo=None) == wall, (name, wall)
+                assert schedule.previous(window[1]) == found
+                assert schedule.count(*window) == (1, True)
+                checked += 1
+                wall += timedelta(minutes=step_minutes)
+    assert checked > 200
