@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import urllib3
-from kubernetes import client, config, watch
+from kubernetes import client, config
 
 from leasedjob.cli.exits import Exit, Failure
 from leasedjob.protocol import FIELD_MANAGER, GROUP, VERSION
@@ -74,6 +75,10 @@ class Cluster:
             raise Failure(Exit.UNREACHABLE, f"the kubeconfig can't be read: {_one_line(error)}") from error
         settings.retries = False  # a person waits: the first failure is the answer
         return cls(client.CustomObjectsApi(client.ApiClient(settings)), namespace or own or "default", where)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.api.api_client.close()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -133,28 +138,50 @@ class Cluster:
             left = 300.0 if end is None else min(300.0, end - time.monotonic())
             if left <= 0:
                 return
+            started = time.monotonic()
             try:
-                with self._translated(plural, name, passing=True):
-                    for event in watch.Watch().stream(
-                        self.api.list_namespaced_custom_object,
-                        GROUP,
-                        VERSION,
-                        self.namespace,
-                        plural,
-                        field_selector=f"metadata.name={name}",
-                        resource_version=current["metadata"]["resourceVersion"],
-                        timeout_seconds=max(1, round(left)),
-                        _request_timeout=(10.0, left + 10.0),
-                        deserialize=False,
-                    ):
-                        if event["type"] == "DELETED":
-                            raise Failure(Exit.NOT_FOUND, f"{_SINGULAR[plural]} {name} was deleted")
-                        broken = 0
-                        yield event["object"]
+                for event in self._watch(plural, current, left):
+                    if event["type"] == "DELETED":
+                        raise Failure(Exit.NOT_FOUND, f"{_SINGULAR[plural]} {name} was deleted")
+                    broken = 0
+                    yield event["object"]
+                if time.monotonic() - started < min(1.0, left):  # cut at once, perhaps by a proxy
+                    raise _Passing
             except _Passing:
                 broken += 1
                 # Not a poll: only a watch that failed gets here, and it must not be a busy loop.
                 time.sleep(min(2.0**broken * 0.1, 5.0, max(0.0, left)))
+
+    def _watch(self, plural: str, current: Object, seconds: float) -> Iterator[Object]:
+        """The watch events of one object after `current`, at most for so long; `_Passing` where the watch breaks.
+
+        Not the client's own Watch: it can't tell an ERROR event when it is asked for dicts.
+        """
+        name = current["metadata"]["name"]
+        with self._translated(plural, name, passing=True):
+            response = self.api.list_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                self.namespace,
+                plural,
+                watch=True,
+                field_selector=f"metadata.name={name}",
+                resource_version=current["metadata"]["resourceVersion"],
+                timeout_seconds=math.ceil(seconds),
+                _preload_content=False,
+                _request_timeout=(10.0, seconds + 10.0),
+            )
+            try:
+                if response.status != 200:
+                    raise client.ApiException(http_resp=response, body=response.data.decode(errors="replace"))
+                for line in _lines(response):
+                    event: Object = json.loads(line)
+                    if event["type"] == "ERROR":
+                        code = event["object"].get("code")
+                        raise client.ApiException(status=code, reason=event["object"].get("message"))
+                    yield event
+            finally:
+                response.close()  # the rest of the stream is not wanted, so the connection can't be used again
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -232,6 +259,13 @@ class Cluster:
 
 class _Passing(Exception):
     """A fault of a watch that a fresh read gets over."""
+
+
+def _lines(response: urllib3.HTTPResponse) -> Iterator[bytes]:
+    rest = b""
+    while chunk := response.read1(65536):  # what has arrived, without waiting for more
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in whole if line.strip())
 
 
 def context_names(kubeconfig: str | None) -> list[str]:

@@ -118,7 +118,10 @@ def _credentials(arguments: argparse.Namespace) -> Credentials:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError("must be a number of seconds, 0 or more")
     return value

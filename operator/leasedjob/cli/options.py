@@ -67,7 +67,9 @@ def target(ctx: click.Context) -> Cluster:
     from leasedjob.cli.cluster import Cluster
 
     chosen = _chosen(ctx)
-    return Cluster.connect(chosen.get("kubeconfig"), chosen.get("context"), chosen.get("namespace"))
+    cluster = Cluster.connect(chosen.get("kubeconfig"), chosen.get("context"), chosen.get("namespace"))
+    ctx.find_root().call_on_close(cluster.close)
+    return cluster
 
 
 # --- completion: silent on every error, and quick ---------------------------------------------------------------------

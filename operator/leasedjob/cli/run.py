@@ -25,14 +25,15 @@ class Tick(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            tick = datetime.fromisoformat(value)
-        except ValueError:
+            tick = datetime.fromisoformat(value.upper())
+            as_utc = tick.astimezone(UTC)
+        except (ValueError, OverflowError):
             self.fail(f"{value!r} is no time; write it like 2026-07-20T03:00:00Z", param, ctx)
         if "T" not in value.upper() or tick.tzinfo is None:
             self.fail(f"{value!r} names no instant; write date, time and offset: 2026-07-20T03:00:00Z", param, ctx)
         if tick.microsecond:
             self.fail(f"{value!r} has fractions of a second; ticks are whole seconds", param, ctx)
-        return tick.astimezone(UTC)
+        return as_utc
 
 
 @click.command()
@@ -65,7 +66,7 @@ def command(
     job = cluster.get("leasedjobs", name)  # so that a wrong name is an error here, not a refused object in the cluster
     spec: dict[str, object] = {"jobName": name}
     if tick is not None:
-        spec["tick"] = tick.strftime("%Y-%m-%dT%H:%M:%SZ")
+        spec["tick"] = tick.isoformat().replace("+00:00", "Z")
     if reason is not None:
         spec["reason"] = reason
     body = {
