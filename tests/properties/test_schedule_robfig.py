@@ -148,15 +148,15 @@ def test_reads_and_refuses_the_same(ask: Ask, seed: int) -> None:
         texts.append("".join(text))
     answers = ask([("Etc/UTC", text, at) for text in texts])
     agreed = 0
-    for text, answer in zip(texts, answers, strict=True):
-        schedule = read(text, "Etc/UTC")
+    for expression, answer in zip(texts, answers, strict=True):
+        schedule = read(expression, "Etc/UTC")
         if isinstance(schedule, str):
             refused_there = answer.startswith("error") or answer == "none"
-            assert refused_there or any(word in schedule for word in KNOWN_REFUSALS), (text, answer, schedule)
+            assert refused_there or any(word in schedule for word in KNOWN_REFUSALS), (expression, answer, schedule)
         elif answer.startswith("error"):
             # accepted here alone: 7 for Sunday, blanks around a macro
-            assert "7" in text.split()[-1] or text.strip().startswith("@"), (text, answer)
+            assert "7" in expression.split()[-1] or expression.strip().startswith("@"), (expression, answer)
         elif answer != "none":
-            assert schedule.next(at) == datetime.fromtimestamp(int(answer), UTC), (text, answer)
+            assert schedule.next(at) == datetime.fromtimestamp(int(answer), UTC), (expression, answer)
             agreed += 1
     assert agreed > QUESTIONS // 40
