@@ -85,9 +85,11 @@ SELECT * FROM leasedjob.heartbeat(%(id)s, %(token)s);
 SELECT leasedjob.finish(%(id)s, %(token)s, %(outcome)s, %(data)s::jsonb) AS recorded;
 
 -- name: schema_exists
--- What of the schema is there.
-SELECT to_regnamespace('leasedjob') IS NOT NULL AS schema,
-       to_regclass('leasedjob.schema_migration') IS NOT NULL AS migrations;
+-- What of the schema is there. It reads the catalogue's rows: to_regclass() may answer from a cache that is older than
+-- the lock under which this is asked.
+SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'leasedjob') AS schema,
+       EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = 'leasedjob' AND c.relname = 'schema_migration') AS migrations;
 
 -- name: applied_migrations
 -- The migrations that this database has.
