@@ -154,6 +154,7 @@ def test_weekly_is_sunday() -> None:
         pytest.param("5 5 30 2 *", ["never fires"], id="30-february"),
         pytest.param("5 5 31 2,4,6,9,11 ?", ["never fires"], id="31-of-every-short-month"),
         pytest.param("5 5 30/1 2 */1", ["never fires"], id="steps-of-1"),
+        pytest.param("5 5 H(29-31) 2 *", ["never fires"], id="hashed-day-that-may-not-exist"),
         # H
         pytest.param("H(5) * * * *", ["minute", "H(0-59)"], id="H-without-range"),
         pytest.param("H(30-20) * * * *", ["minute", "before it begins"], id="H-wrap-around"),
@@ -239,6 +240,11 @@ class TestHash:
     def test_stands_wherever_a_number_may(self, expression: str) -> None:
         for n in range(100):  # accepted for one code is accepted for every code
             assert Schedule.parse(f"{expression} * * * *", code=f"j{n}").fields.minutes
+
+    @pytest.mark.parametrize("days", ["H", "H/28", "29,H(30-31)", "H(1-29)", "H(20-29)/10"])
+    def test_verdict_on_a_date_is_the_same_for_every_code(self, days: str) -> None:
+        for n in range(100):
+            assert Schedule.parse(f"0 0 {days} 2 *", code=f"j{n}").next(SUNDAY) is not None
 
     def test_an_hour_by_hash_is_a_fixed_time(self) -> None:
         assert not Schedule.parse("H H * * *", code="a").fields.real_time

@@ -79,6 +79,7 @@ class _Field:
     bits: int
     star: bool  # a star that no step above 1 has cleared: the field restricts nothing
     stepped: bool
+    smallest: int  # the smallest value; where `H` decides, the largest that it may be for some code
 
 
 def parse_fields(expression: str, *, code: str = "", field: str = "schedule") -> Fields:
@@ -110,7 +111,7 @@ def parse_fields(expression: str, *, code: str = "", field: str = "schedule") ->
         either_day=not (days.star or weekdays.star),
         real_time=hours.star or hours.stepped or hours.bits == (1 << 24) - 1,
     )
-    if not fields.either_day and not _date_exists(fields):
+    if not fields.either_day and not _date_exists(days.smallest, fields.months):
         raise InvalidScheduleError(
             field, f"never fires: no month of {_quoted(texts[3])} has a day of month {_quoted(texts[2])}"
         )
@@ -148,7 +149,7 @@ def _five_fields(expression: str, field: str) -> list[str]:
 
 
 def _parse_field(text: str, position: _Position, code: str) -> _Field:
-    bits, star, stepped = 0, False, False
+    bits, star, stepped, smallest = 0, False, False, position.top
     for item in text.split(","):
         if not item:
             continue  # CronJob drops empty items of a list, `1,` is `1`
@@ -156,11 +157,12 @@ def _parse_field(text: str, position: _Position, code: str) -> _Field:
         bits |= item_field.bits
         star |= item_field.star
         stepped |= item_field.stepped
+        smallest = min(smallest, item_field.smallest)
     if not bits:
         raise _Refusal("names no value")
     if position.name == "day of week" and bits & 1 << 7:
         bits = bits & ~(1 << 7) | 1
-    return _Field(bits, star, stepped)
+    return _Field(bits, star, stepped, smallest)
 
 
 def _parse_item(item: str, position: _Position, code: str) -> _Field:
@@ -175,16 +177,17 @@ def _parse_item(item: str, position: _Position, code: str) -> _Field:
         _check_step(step, first, last, item)
         if not steps:
             value = first + _hash(code, position.name) % (last - first + 1)
-            return _Field(1 << value, star=False, stepped=False)
+            return _Field(1 << value, star=False, stepped=False, smallest=last)
         # every `step` within the range, from a hashed place within the first step
         start = first + _hash(code, position.name) % step
         if hashed.group(1) is None:
             last = position.high
-        return _Field(_bits(start, last, step), star=False, stepped=True)
+        return _Field(_bits(start, last, step), star=False, stepped=True, smallest=first + step - 1)
 
     if base in ("*", "?"):
         _check_step(step, position.low, position.high, item)
-        return _Field(_bits(position.low, position.high, step), star=step == 1, stepped=bool(steps))
+        bits = _bits(position.low, position.high, step)
+        return _Field(bits, star=step == 1, stepped=bool(steps), smallest=position.low)
 
     low_text, dash, high_text = base.partition("-")
     if "-" in high_text:
@@ -195,7 +198,7 @@ def _parse_item(item: str, position: _Position, code: str) -> _Field:
     if steps:  # `5/20` goes on to the end of the field
         last = max(first, position.high)
     _check_step(step, first, last, item)
-    return _Field(_bits(first, last, step), star=False, stepped=bool(steps))
+    return _Field(_bits(first, last, step), star=False, stepped=bool(steps), smallest=first)
 
 
 def _range(low_text: str, high_text: str, step: int, position: _Position, code: str, item: str) -> _Field:
@@ -207,11 +210,12 @@ def _range(low_text: str, high_text: str, step: int, position: _Position, code: 
         raise _Refusal(f"range {_quoted(item)} ends before it begins; write a wrap-around as two ranges with a comma")
     # Judged before a hashed end is placed, so that the verdict is the same for every code.
     _check_step(step, first, last, item)
+    smallest = last if low_text == "H" else first
     if low_text == "H":
         first += _hash(code, position.name) % (last - first + 1)
     if high_text == "H":
         last = first + _hash(code, position.name) % (last - first + 1)
-    return _Field(_bits(first, last, step), star=False, stepped="/" in item)
+    return _Field(_bits(first, last, step), star=False, stepped="/" in item, smallest=smallest)
 
 
 def _value(text: str, position: _Position) -> int:
@@ -287,11 +291,8 @@ def _bits(first: int, last: int, step: int) -> int:
     return bits
 
 
-def _date_exists(fields: Fields) -> bool:
-    return any(
-        fields.months & 1 << month and fields.days & ((2 << longest) - 2)
-        for month, longest in enumerate(_LONGEST_MONTHS, 1)
-    )
+def _date_exists(day: int, months: int) -> bool:
+    return any(months >> month & 1 and day <= longest for month, longest in enumerate(_LONGEST_MONTHS, 1))
 
 
 def _quoted(text: str) -> str:
