@@ -58,5 +58,7 @@ def settings_for(settings: Settings) -> kopf.OperatorSettings:
     k.watching.connect_timeout = 10
     k.watching.chunk_size = 500
     k.watching.reconnect_backoff = 1.0
+    # Without cluster-wide rights, looking for namespaces and definitions would hold up the watches for a minute.
+    k.scanning.disabled = bool(settings.namespaces)
     k.process.ultimate_exiting_timeout = 20
     return k
