@@ -288,7 +288,6 @@ SECRETS = {
     *(("", "secrets", v, ("leasedjob-sidecar",)) for v in ("get", "patch")),
 }
 CLUSTER_WIDE = {
-    *(("", "namespaces", v, ()) for v in ("list", "watch")),
     *(("apiextensions.k8s.io", "customresourcedefinitions", v, ()) for v in ("list", "watch")),
 }
 KUBE_SYSTEM = {("", "namespaces", "get", ("kube-system",))}
@@ -388,7 +387,7 @@ def test_the_embedded_database_is_migrated_by_each_operator_pod(render: Any) -> 
     objects = render(EMBEDDED)
     assert not [o for o in objects if o["kind"] == "Job" and "-migrate" in o["metadata"]["name"]]
     (init,) = one(objects, "Deployment")["spec"]["template"]["spec"]["initContainers"]
-    assert init["command"] == ["leasedjob", "migrate", "--wait", "120"]
+    assert init["command"] == ["leasedjob", "migrate", "--wait", "60"]
 
 
 def test_migrations_can_be_left_to_others(render: Any) -> None:

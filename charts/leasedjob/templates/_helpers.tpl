@@ -126,9 +126,6 @@ hook
 image: {{ include "leasedjob.image" (dict "root" . "image" .Values.image) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 command: [leasedjob, migrate, --wait, {{ .Values.migrations.waitSeconds | quote }}]
-env:
-  - name: LEASEDJOB_DATABASE_DIR
-    value: /etc/leasedjob/database
 securityContext:
   {{- toYaml .Values.securityContext | nindent 2 }}
 resources:
