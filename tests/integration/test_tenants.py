@@ -119,6 +119,13 @@ async def test_both_slots_work_until_one_is_dropped(shop: Tenant, database: Data
         login(database, shop.role.role)
 
 
+async def test_many_tenants_at_once_all_get_their_role(database: Database) -> None:
+    """Two replicas, ten namespaces, all in the same second: the grants change the same rows of the catalogue."""
+    names = [f"team-{n}" for n in range(10)] * 2
+    roles = await asyncio.gather(*(make_tenant(database, name) for name in names))
+    assert len({role.role for role in roles}) == 10
+
+
 async def test_ensure_again_sets_the_new_password(database: Database) -> None:
     role = await make_tenant(database, "shop")
     connection = await connect_async(database.credentials)

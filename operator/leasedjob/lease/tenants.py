@@ -38,6 +38,10 @@ _ROLE_SETTINGS: Final = {
     "synchronous_commit": "on",
 }
 
+# Grants to several roles change one row of the catalogue (the schema's, a function's); whoever comes second fails with
+# "tuple concurrently updated". Readers, such as adopt, don't wait for this lock.
+ONE_AT_A_TIME: Final = "LOCK TABLE leasedjob.tenant IN SHARE ROW EXCLUSIVE MODE"
+
 
 class Slot(StrEnum):
     """One of a tenant's two roles."""
@@ -97,6 +101,7 @@ async def ensure_tenant(
         verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
         async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute("SET LOCAL lock_timeout = '10s'")
+            await cursor.execute(ONE_AT_A_TIME)
             await cursor.execute(statement("remember_tenant"), {"tenant": tenant})
             state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
             name = sql.Identifier(role)
@@ -141,6 +146,7 @@ async def drop_slot(connection: AsyncConnection[Any], cluster: str, namespace: s
         role = role_name(await database_name(connection), tenant, Slot(slot))
         async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
             await cursor.execute("SET LOCAL lock_timeout = '10s'")
+            await cursor.execute(ONE_AT_A_TIME)
             await cursor.execute(statement("remember_tenant"), {"tenant": tenant})
             await cursor.execute(statement("forget_tenant_role"), {"role": role})
             state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
