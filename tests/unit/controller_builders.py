@@ -1,6 +1,6 @@
 """Builders of what the controller observes: Pods as the API server shows them, rows, views. One place for all tests.
 
-Times are seconds after `T0`. A Pod's dict is what kubelet and API server write, so that `facts` is tested on real shapes.
+Times are seconds after `T0`. A Pod's dict is what kubelet and API server write: `facts` sees real shapes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def status(name: str, state: Json, *, last: Json | None = None, restarts: int = 
 # --- testimony -------------------------------------------------------------------------------------------------------
 
 
-def testimony(
+def said(
     seen: Seen = Seen.LEASED,
     *,
     beat: float = 30.5,
@@ -129,7 +129,7 @@ def testimony(
 
 def holder(message: str | None = None, *, code: int = 0, finished: float = 31) -> Json:
     """The state of a sidecar that has ended, with its testimony (default: leased to the end)."""
-    text = testimony() if message is None else message
+    text = said() if message is None else message
     return ended(code, finished, message=text)
 
 

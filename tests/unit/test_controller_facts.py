@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit import controller_builders as b
 
 from leasedjob import protocol
 from leasedjob.controller.facts import parse_time, pod_facts
 from leasedjob.protocol import Seen
-from tests.unit import controller_builders as b
 
 
 def test_a_pod_that_ran_to_its_end() -> None:
@@ -36,7 +36,7 @@ def test_a_pod_that_ran_to_its_end() -> None:
 def test_a_pod_that_runs() -> None:
     p = b.facts_of(b.running_pod())
     assert p.workload_started
-    assert not (p.finished or p.workload_ended or p.sidecar_ended)
+    assert (p.finished, p.workload_ended, p.sidecar_ended) == (False, False, False)
     assert p.testimony is None
 
 
@@ -45,7 +45,7 @@ def test_a_pod_without_any_status() -> None:
     p = b.facts_of(body)
     assert (p.phase, p.node, p.unschedulable) == ("Pending", "", "Unschedulable")
     assert (p.adopt, p.hold, p.gate, p.workload) == (None, None, None, ())
-    assert not (p.workload_started_at_all or p.workload_ended)
+    assert (p.workload_started_at_all, p.workload_ended) == (False, False)
     del body["status"]
     assert b.facts_of(body).phase == "Pending"
 
@@ -180,15 +180,13 @@ class TestInitContainers:
 
 class TestTestimony:
     def test_the_state_comes_before_the_last_state(self) -> None:
-        p = b.facts(
-            hold=b.holder(b.testimony(Seen.FENCED)), hold_last=b.holder(b.testimony(Seen.LEASED)), phase="Failed"
-        )
+        p = b.facts(hold=b.holder(b.said(Seen.FENCED)), hold_last=b.holder(b.said(Seen.LEASED)), phase="Failed")
         assert p.testimony is not None
         assert p.testimony.seen is Seen.FENCED
 
     @pytest.mark.parametrize("state", [b.running(), b.waiting("CrashLoopBackOff"), b.holder("")])
     def test_a_restarted_sidecar_s_last_one_counts(self, state: b.Json) -> None:
-        p = b.facts(hold=state, hold_last=b.holder(b.testimony(beat=12, final=False)))
+        p = b.facts(hold=state, hold_last=b.holder(b.said(beat=12, final=False)))
         assert p.testimony is not None
         assert p.testimony.beat == b.at(12).timestamp()
 
@@ -229,7 +227,7 @@ class TestTestimony:
 
     @pytest.mark.parametrize("outcome", ["complete", "fail", "release"])
     def test_a_report(self, outcome: str) -> None:
-        p = b.facts(hold=b.holder(b.testimony(Seen.REPORTED, outcome=outcome, recorded=False)))
+        p = b.facts(hold=b.holder(b.said(Seen.REPORTED, outcome=outcome, recorded=False)))
         assert p.testimony is not None
         assert (p.testimony.outcome, p.testimony.recorded) == (outcome, False)
 

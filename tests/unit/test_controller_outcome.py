@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit import controller_builders as b
 
 from leasedjob import protocol
 from leasedjob.api.v1alpha1 import ExitZeroOnStop
@@ -21,7 +22,6 @@ from leasedjob.controller.outcome import (
     waiting_reason,
 )
 from leasedjob.protocol import Seen
-from tests.unit import controller_builders as b
 
 NEVER_BEGAN: b.Json = {"workload": b.waiting(), "gate": b.waiting(), "phase": "Failed"}
 DEADLINE: b.Json = {
@@ -69,7 +69,7 @@ EXITS = [b.ended(0, 30), b.ended(1, 30), b.ended(137, 30, reason="OOMKilled"), b
 def test_a_report_decides_whatever_else_is_seen(
     word: str, result: Result, data: b.Json, exit: b.Json, stop: b.Json, recorded: bool
 ) -> None:
-    hold = b.holder(b.testimony(Seen.REPORTED, outcome=word, recorded=recorded))
+    hold = b.holder(b.said(Seen.REPORTED, outcome=word, recorded=recorded))
     found = decided(**{"phase": "Failed", "workload": exit, "hold": hold} | stop)
     assert (found.result, found.reason, found.data) == (result, "Reported", data)
 
@@ -79,7 +79,7 @@ def test_a_report_decides_whatever_else_is_seen(
 @pytest.mark.parametrize("policy", ["Retry", "Success"])
 def test_fenced_is_released_whatever_the_exit(exit: b.Json, stop: b.Json, policy: str) -> None:
     """Also a workload that traps SIGTERM and exits 0: fenced is never a SUCCESS."""
-    hold = b.holder(b.testimony(Seen.FENCED, fenced_at=b.at(20).timestamp(), reason="no heartbeat was answered"))
+    hold = b.holder(b.said(Seen.FENCED, fenced_at=b.at(20).timestamp(), reason="no heartbeat was answered"))
     found = decided(**{"phase": "Failed", "workload": exit, "hold": hold, "stop": policy} | stop)
     assert (found.result, found.reason, found.message) == (Result.RELEASE, "Fenced", "no heartbeat was answered")
     assert found.data == {"released": True, "fencedAt": b.at(20).timestamp()}
@@ -157,7 +157,7 @@ def test_the_last_container_s_end_is_what_a_stop_is_compared_with() -> None:
 
 
 @pytest.mark.parametrize("state", [b.ended(0, 30), b.ended(137, 30), b.ended(143, 30)])
-@pytest.mark.parametrize("message", [b.testimony(), b.testimony(Seen.FENCED), ""])
+@pytest.mark.parametrize("message", [b.said(), b.said(Seen.FENCED), ""])
 def test_the_active_deadline_is_a_failure_whatever_the_exit(state: b.Json, message: str) -> None:
     found = decided(**DEADLINE, workload=state, hold=b.holder(message))
     assert (found.result, found.reason) == (Result.FAIL, "DeadlineExceeded")
@@ -182,7 +182,7 @@ def test_without_testimony_nothing_is_written(state: b.Json, hold: b.Json) -> No
 @pytest.mark.parametrize("code", [137, 143, 0, 1])
 def test_a_sidecar_s_own_exit_code_never_decides(code: int) -> None:
     assert decided(hold=b.holder(code=code)).result is Result.COMPLETE
-    cut_off = b.testimony(beat=31.2, final=False)
+    cut_off = b.said(beat=31.2, final=False)
     assert decided(hold=b.holder(cut_off, code=code, finished=92)).result is Result.COMPLETE, "workload ended first"
 
 
@@ -194,7 +194,7 @@ class TestCutOffTestimony:
         [(32, Result.COMPLETE), (30, Result.COMPLETE), (27, Result.COMPLETE), (26, None), (15, None), (-60, None)],
     )
     def test_it_holds_if_the_sidecar_was_alive_at_the_workload_s_end(self, beat: float, result: Result | None) -> None:
-        found = of(hold=b.holder(b.testimony(beat=beat, final=False), code=137))
+        found = of(hold=b.holder(b.said(beat=beat, final=False), code=137))
         assert getattr(found, "result", None) is result
 
     def test_a_frozen_sidecar_that_was_killed_is_no_success(self) -> None:
@@ -204,47 +204,45 @@ class TestCutOffTestimony:
         found = undecided(
             phase="Failed",
             workload=b.ended(0, end),
-            hold=b.holder(b.testimony(beat=10, final=False), code=137),
+            hold=b.holder(b.said(beat=10, final=False), code=137),
         )
         assert found.final
 
     def test_a_sidecar_that_lives_on_proves_it_for_every_timing(self) -> None:
         timing = b.Timing(duration=20, heartbeat=2, grace=5, pre_stop=0)
-        hold = b.holder(b.testimony(beat=31.1, final=False), code=137)
+        hold = b.holder(b.said(beat=31.1, final=False), code=137)
         assert decided(timing=timing, workload=b.ended(0, 30.9), hold=hold).result is Result.COMPLETE
 
     @pytest.mark.parametrize(("duration", "heartbeat"), [(900, 60), (300, 30), (100, 10), (40, 5), (30, 3), (20, 2)])
-    def test_for_no_timing_can_the_kubelet_stop_a_workload_within_the_slack(
-        self, duration: int, heartbeat: int
-    ) -> None:
+    def test_for_no_timing_can_the_kubelet_stop_it_within_the_slack(self, duration: int, heartbeat: int) -> None:
         timing = b.Timing(duration=duration, heartbeat=heartbeat, grace=5, pre_stop=0)
         soonest = (timing.probe.threshold - 1) * timing.probe.period
         for thousandths in range(1, 1000, 37):
             beat = 10 + thousandths / 1000
-            hold = b.holder(b.testimony(beat=beat, final=False), code=137)
+            hold = b.holder(b.said(beat=beat, final=False), code=137)
             stopped = beat + soonest + 0.01
             assert isinstance(of(timing=timing, workload=b.ended(0, stopped), hold=hold), Undecided)
 
     def test_past_the_trust_deadline_it_does_not_hold(self) -> None:
-        assert undecided(hold=b.holder(b.testimony(beat=30.5, until=29, final=False), code=137)).final
+        assert undecided(hold=b.holder(b.said(beat=30.5, until=29, final=False), code=137)).final
 
     def test_of_an_earlier_instance_of_a_restarted_sidecar(self) -> None:
         """A sidecar that was restarted alone got SIGTERM before the workload's end, and said so."""
-        last = b.holder(b.testimony(beat=12, final=True))
+        last = b.holder(b.said(beat=12, final=True))
         assert undecided(hold=b.holder("", code=137), hold_last=last).final
-        recent = b.holder(b.testimony(beat=29.5, final=True))
+        recent = b.holder(b.said(beat=29.5, final=True))
         assert decided(hold=b.holder("", code=137), hold_last=recent).result is Result.COMPLETE
 
 
 @pytest.mark.parametrize("wrong", [{"attempt": 2}, {"lease": b.lease_id_of(b.at(3600))}])
 @pytest.mark.parametrize("seen", list(Seen))
 def test_another_attempt_s_testimony_is_none(wrong: b.Json, seen: Seen) -> None:
-    hold = b.holder(b.testimony(seen, outcome="complete" if seen is Seen.REPORTED else None, **wrong))
+    hold = b.holder(b.said(seen, outcome="complete" if seen is Seen.REPORTED else None, **wrong))
     assert undecided(hold=hold).final
 
 
 def test_a_report_without_an_outcome_is_no_report() -> None:
-    found = of(hold=b.holder(b.testimony(Seen.REPORTED)))
+    found = of(hold=b.holder(b.said(Seen.REPORTED)))
     assert getattr(found, "result", None) is not Result.COMPLETE
 
 
@@ -312,7 +310,7 @@ def test_a_user_s_init_container_that_was_stopped_is_an_interruption() -> None:
 
 
 def test_a_user_s_own_probe_that_failed_counts() -> None:
-    message = b.testimony(failed_probe="main", reason="the liveness probe of main failed: 500")
+    message = b.said(failed_probe="main", reason="the liveness probe of main failed: 500")
     found = decided(phase="Failed", workload=b.ended(0, 30), hold=b.holder(message))
     assert (found.result, found.reason) == (Result.FAIL, "LivenessProbeFailed")
     assert "500" in found.message
@@ -349,7 +347,7 @@ class TestPendingDeadline:
         assert decided(**NEVER_BEGAN, deleted=5000, deadline=None, now=5001).result is Result.RELEASE
 
     def test_a_workload_that_did_start_is_not_judged_by_it(self) -> None:
-        hold = b.holder(b.testimony(beat=961, until=1700), finished=961)
+        hold = b.holder(b.said(beat=961, until=1700), finished=961)
         assert decided(deleted=950, workload=b.ended(0, 960), hold=hold, now=1000).reason == "Interrupted"
 
 
@@ -360,7 +358,7 @@ def test_the_gate_refused() -> None:
 
 
 def test_fenced_before_the_start() -> None:
-    found = decided(**NEVER_BEGAN, hold=b.holder(b.testimony(Seen.FENCED, reason="stop")), deleted=5)
+    found = decided(**NEVER_BEGAN, hold=b.holder(b.said(Seen.FENCED, reason="stop")), deleted=5)
     assert (found.result, found.reason) == (Result.RELEASE, "Fenced")
 
 
@@ -468,7 +466,7 @@ STATES = st.sampled_from([*EXITS, b.running(), b.waiting(), b.waiting("ImagePull
 MESSAGES = st.one_of(
     st.just(""),
     st.builds(
-        lambda seen, beat, until, final: b.testimony(
+        lambda seen, beat, until, final: b.said(
             seen, beat=beat, until=until, final=final, outcome="complete" if seen is Seen.REPORTED else None
         ),
         st.sampled_from(list(Seen)),
