@@ -225,6 +225,12 @@ class Pod:
         assert self.hold is not None
         self.hold.send_signal(number)
 
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP, so long, SIGCONT: the length of the freeze is what is tested."""
+        self.signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         if self.hold is not None:
             self.hold.kill()

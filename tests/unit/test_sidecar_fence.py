@@ -545,3 +545,13 @@ def test_the_testimony_stays_far_below_the_kubelets_limit() -> None:
     holder.at = 1000.0 + TRUST
     holder.ask()
     assert len(holder.state.testimony(holder.at, 0.0, lease_id="").to_json()) < 2048
+
+
+def test_a_report_by_a_holder_that_learned_of_its_expiry_is_left_to_the_database() -> None:
+    """Expired is not reclaimed: finished work is recorded as what it was as long as the token is still the row's."""
+    holder = Holder().start()
+    holder.beat(held=False)
+    assert holder.state.lost
+    assert holder.feed(Reported(holder.at + 1, Outcome.COMPLETE)) == [Record(Outcome.COMPLETE, None)]
+    holder.feed(RecordAnswered(holder.at + 1, True))
+    assert holder.seen is Seen.REPORTED

@@ -80,7 +80,7 @@ def stops_after(probe: Probe, *, refused: bool) -> float:
 class Fenced:
     at: float
     reason: str
-    lost: bool = False  # the database said so: nothing more is sent
+    lost: bool = False  # the database said so: no more heartbeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class Report:
     recorded: bool = False
     next_at: float = NEVER
     refused: str = ""  # why the database or the library would not take it (too large, ...): a new one may be made
+    rejected: bool = False  # the database said that the lease is somebody else's
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +168,9 @@ class State:
 
     @property
     def pending(self) -> Report | None:
-        """A report that is still to be recorded."""
+        """A report that is still to be recorded, also past expiry: only the database knows whether nobody reclaimed."""
         report = self.report
-        return report if report and not report.recorded and not report.refused and not self.lost else None
+        return report if report and not (report.recorded or report.refused or report.rejected) else None
 
     def why(self, at: float) -> str:
         """The reason for anything but "leased", for people."""
@@ -559,7 +560,7 @@ def _asked(state: State, event: Asked) -> tuple[State, Answer]:
 
 def _reported(state: State, event: Reported) -> State:
     report = state.report
-    if state.lease is None or state.lost or (report is not None and not report.refused):
+    if state.lease is None or (report is not None and not report.refused):
         return state  # `report_status` tells the asker how this one stands
     return replace(state, report=Report(event.outcome, event.data, next_at=event.at))
 
@@ -571,7 +572,7 @@ def report_status(state: State, outcome: Outcome) -> tuple[int, str] | None:
         return 503, "no lease is held yet"
     if report is not None and report.recorded:
         return (200, "") if report.outcome is outcome else (409, f"{report.outcome} is recorded already")
-    if state.lost:
+    if report is not None and report.rejected:
         return 409, "the lease is lost; nothing was recorded"
     if report is None:
         return 503, "try again"
@@ -587,6 +588,7 @@ def _record_answered(state: State, event: RecordAnswered) -> State:
         return state
     if event.recorded:
         return replace(state, report=replace(report, recorded=True, data=None))
+    state = replace(state, report=replace(report, rejected=True, data=None))
     return _lose(state, event.at, "the lease was taken over before the outcome could be recorded")
 
 

@@ -63,18 +63,18 @@ class Waiting:
 
 
 class Scribe(threading.Thread):
-    """Writes the newest testimony and memory; a disk that stalls holds up nobody but this thread."""
+    """Writes the newest testimony; a disk that stalls holds up nobody but this thread."""
 
-    def __init__(self, settings: Settings, boot: str) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__(name="scribe", daemon=True)
-        self._settings, self._boot = settings, boot
+        self._path = path
         self._condition = threading.Condition()
-        self._next: tuple[str, State] | None = None
+        self._next: str | None = None
         self._idle = True
 
-    def post(self, message: str, state: State) -> None:
+    def post(self, message: str) -> None:
         with self._condition:
-            self._next = (message, state)
+            self._next = message
             self._condition.notify_all()
 
     def flush(self, seconds: float) -> None:
@@ -88,13 +88,9 @@ class Scribe(threading.Thread):
                 self._idle = True
                 self._condition.notify_all()
                 self._condition.wait_for(lambda: self._next is not None)
-                item, self._next, self._idle = self._next, None, False
-            if item is not None:
-                files.write_message(self._settings.termination_log, item[0])
-                try:
-                    files.write_memory(self._settings.memory_file, item[1], self._boot)
-                except OSError as error:
-                    say(f"can't write {self._settings.memory_file}: {error}")
+                message, self._next, self._idle = self._next, None, False
+            if message is not None:
+                files.write_message(self._path, message)
 
 
 class Hold:
@@ -136,8 +132,8 @@ class Hold:
             end.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain_wakeups)
         self._servers: dict[int, Server] = {}
-        self._bind_problem = ""
-        self._scribe = Scribe(settings, self._boot)
+        self._bind_problem = self._write_problem = ""
+        self._scribe = Scribe(settings.termination_log)
 
     def run(self) -> int:
         signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
@@ -207,14 +203,14 @@ class Hold:
         return answer
 
     def _notice(self) -> None:
-        """A change that somebody waits for: says it, and testifies at once."""
+        """A change that somebody waits for: remembered before anybody hears of it, said, and testified at once."""
         state, at = self._state, boottime()
         report = state.report
         visible = (
             state.phase(at),
             state.fenced,
             state.draining,
-            report and (report.outcome, report.recorded, report.refused),
+            report and (report.outcome, report.recorded, report.refused, report.rejected),
             tuple(state.suspicions.items()),
             tuple(state.unhealthy),
             state.leaving,
@@ -225,6 +221,7 @@ class Hold:
         self._visible = visible
         self._revision += 1
         self._testify_at = 0.0
+        self._remember()
         text = f"{state.phase(at)}"
         for word, value in (
             ("why", state.why(at)),
@@ -240,8 +237,18 @@ class Hold:
     def _testify(self) -> None:
         at = boottime()
         testimony = self._state.testimony(at, walltime(), lease_id=self._lease_id)
-        self._scribe.post(testimony.to_json(), self._state)
+        self._scribe.post(testimony.to_json())
+        self._remember()
         self._testify_at = at + TESTIFY_SECONDS
+
+    def _remember(self) -> None:
+        """For a successor in this Pod; into memory, so it doesn't wait for a disk."""
+        try:
+            files.write_memory(self._settings.memory_file, self._state, self._boot)
+        except OSError as error:
+            if str(error) != self._write_problem:
+                self._write_problem = str(error)
+                say(f"can't write {self._settings.memory_file}: {error}")
 
     def _serve_waiting(self) -> None:
         now, still = time.monotonic(), []
@@ -446,6 +453,7 @@ class Hold:
             "idempotencyKey": lease.lock_key if lease else "",
             "state": "reported" if report and report.recorded else state.phase(at),
             "leased": state.leased(at),
+            "lost": state.lost,
             "trustLeftSeconds": round(max(0.0, state.trusted_until - at), 3) if state.leased(at) else 0.0,
             "draining": state.draining,
             "reason": state.why(at),
