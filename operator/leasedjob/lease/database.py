@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -247,8 +246,6 @@ def classify(error: BaseException) -> Fault:
         return Fault(FaultKind.MISSING_SCHEMA, str(error))
     if isinstance(error, psycopg.Error) and error.sqlstate:
         return _by_state(error.sqlstate, error)
-    if isinstance(error, ssl.SSLError):
-        return Fault(FaultKind.TLS, f"TLS: {error.reason or 'handshake failed'}")
     if isinstance(error, TimeoutError):
         return Fault(FaultKind.TRANSIENT, f"{_CONNECTING[-2][2]}")
     if isinstance(error, psycopg.OperationalError | OSError) or type(error).__name__ == "PoolTimeout":
