@@ -319,6 +319,11 @@ def _must_wait(job: JobView, overlap: OverlapRule) -> bool:
     return overlap is OverlapRule.WAIT or (bool(held) and all(r.stop_requested_at for r in held))
 
 
+def manual_waits(job: JobView) -> bool:
+    """Whether a run that somebody asks for now has to wait for another one to end."""
+    return _must_wait(job, _overlap(job.policy, manual=True))
+
+
 def _manual(job: JobView) -> Iterator[Action]:
     overlap = _overlap(job.policy, manual=True)
     for m in job.manual:
@@ -423,5 +428,6 @@ __all__ = [
     "Stop",
     "decide",
     "history",
+    "manual_waits",
     "orphan",
 ]

@@ -15,6 +15,7 @@ from leasedjob.controller import manual
 from leasedjob.controller.cache import Entry
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.conditions import condition
+from leasedjob.controller.decide import manual_waits
 from leasedjob.controller.facts import PodFacts, parse_time
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.model import JobView, Policy
@@ -165,6 +166,7 @@ class StatusWriter:
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
         rows = {r.lock_key: r for r in view.rows.values()}
         requests = {r.uid: r for r in manual.requests(entry.code, runs)}
+        waits = "Overlap: another run of this job is active" if not problem and manual_waits(view) else ""
         for body in runs:
             if manual.phase_of(body) in manual.FINAL:
                 continue
@@ -175,7 +177,7 @@ class StatusWriter:
                 code=entry.code,
                 run=rows.get(key),
                 problem=problem,
-                note=entry.notes.get(key, ""),
+                note=entry.notes.get(key, "") or waits,
                 now=view.now,
             )
             if status != (body.get("status") or {}):
