@@ -124,6 +124,38 @@ def test_what_rules_miss_is_only_what_a_pattern_cannot_see(fields: list[str]) ->
             assert any(reason in said for reason in known), said
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    "part",
+    [
+        "0",
+        "00,",
+        "1,",
+        ",",
+        ",,1",
+        "1-",
+        "00-00,",
+        "H(",
+        "H(0-00),",
+        "*/01,",
+        "00/01,",
+        "+0",
+        "x ",
+        " ",
+        "\t",
+        "jan,",
+        "7",
+    ],
+)
+@pytest.mark.parametrize("end", ["", "x", " x", "-x", "/x", ",x", " * * * *", "x * * * *", "/0 * * * *", ", ,x * * *"])
+def test_no_text_takes_long(part: str, end: str) -> None:
+    text = (part * 1024)[: 1024 - len(end)] + end
+    broken(SCHEDULE_RULES, text)
+    broken(SCHEDULE_RULES, f"* * * * {text[:1000]}")
+    broken(SCHEDULE_RULES, f"* * {text[:1000]} * *")
+    broken(TIME_ZONE_RULES, text)
+
+
 # --- time zone and code ----------------------------------------------------------------------------------------------
 def test_rules_accept_every_time_zone() -> None:
     assert [zone for zone in zone_names() if broken(TIME_ZONE_RULES, zone)] == []

@@ -72,9 +72,11 @@ _FIVE: Final = r"^\s*(\S+\s+){4}\S+\s*$"
 _MACRO: Final = r"^\s*@(yearly|annually|monthly|weekly|daily|midnight|hourly)\s*$"
 _MONTHS: Final = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
 _DAYS: Final = "(?i:sun|mon|tue|wed|thu|fri|sat)"
-_FIELDS: Final = (  # name, a value, a step of a star
-    ("minute", r"[0-5]?[0-9]", r"[1-9]|[1-5][0-9]|60"),
-    ("hour", r"1?[0-9]|2[0-3]", r"[1-9]|1[0-9]|2[0-4]"),
+# Name, a value, a step of a star. A number has one way to match after leading zeros: RE2 takes linear time for any
+# pattern, but Python's backtracking would try 2**n ways for n numbers that have two.
+_FIELDS: Final = (
+    ("minute", r"[0-9]|[1-5][0-9]", r"[1-9]|[1-5][0-9]|60"),
+    ("hour", r"[0-9]|1[0-9]|2[0-3]", r"[1-9]|1[0-9]|2[0-4]"),
     ("day of month", r"[1-9]|[12][0-9]|3[01]", r"[1-9]|[12][0-9]|3[01]"),
     ("month", rf"[1-9]|1[0-2]|{_MONTHS}", r"[1-9]|1[0-2]"),
     ("day of week", rf"[0-7]|{_DAYS}", r"[1-7]"),
