@@ -45,7 +45,7 @@ class Cluster:
     where: str  # for messages: the context, or the server
 
     PATIENT: ClassVar = (10.0, 60.0)  # seconds to connect, to answer
-    QUICK: ClassVar = (1.0, 2.0)  # for completion
+    QUICK: ClassVar = (2.0, 5.0)  # for completion: a person waits at the prompt
 
     @classmethod
     def connect(cls, kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
