@@ -48,11 +48,14 @@ class Batcher(Generic[Req, Res]):
                 if len(answers) != len(batch):
                     raise RuntimeError(f"{len(batch)} requests were answered by {len(answers)} answers")
             except BaseException as e:
+                if not isinstance(e, Exception):  # the end of this task: nobody else would answer those that wait
+                    for _, future in (*batch, *self._waiting):
+                        future.cancel()
+                    self._waiting.clear()
+                    raise
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(e if isinstance(e, Exception) else asyncio.CancelledError())
-                if not isinstance(e, Exception):
-                    raise
+                        future.set_exception(e)
                 continue
             for (_, future), answer in zip(batch, answers, strict=True):
                 if not future.done():

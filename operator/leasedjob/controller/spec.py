@@ -68,7 +68,8 @@ def derive(entry: Entry, settings: Settings) -> None:
 
 
 def _raw_code(body: Mapping[str, Any]) -> str | None:
-    code = (body.get("spec") or {}).get("code")
+    spec = body.get("spec")
+    code = spec.get("code") if isinstance(spec, Mapping) else None
     return code if isinstance(code, str) else None
 
 

@@ -1,0 +1,394 @@
+"""What `kubectl get leasedjobs` shows: bounded, valid, and never behind what stands there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit import controller_builders as b
+
+from leasedjob.api.v1alpha1 import MAX_RUNS, LeasedJobStatus
+from leasedjob.controller.cache import Entry
+from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.model import JobView
+from leasedjob.controller.settings import Settings
+from leasedjob.controller.spec import derive
+from leasedjob.controller.status import StatusWriter, behind, job_status, outcome_of, run_status
+from leasedjob.identity import JobSchedulerType
+from leasedjob.lease.rows import JobSchedulerStatus, Run
+
+RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
+HOUR = 3600.0
+
+
+def shown(view: JobView, entry: Entry | None = None, conflict: Entry | None = None) -> b.Json:
+    found = job_status(entry or b.entry(), view, conflict)
+    assert LeasedJobStatus.model_validate(found).model_dump(mode="json", by_alias=True, exclude_none=True) == found
+    return found
+
+
+def stored_size(status: b.Json) -> int:
+    """Bytes as the API server stores it: Go's encoder escapes <, > and &."""
+    text = json.dumps(status, ensure_ascii=False, separators=(",", ":"))
+    return len(text.encode()) + 5 * sum(text.count(c) for c in "<>&")
+
+
+def runs(count: int, status: JobSchedulerStatus, **more: Any) -> list[Run]:
+    return [b.run(status, tick=b.at(-HOUR * n), started=-HOUR * n, pod_uid=f"p{n}", **more) for n in range(count)]
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        ("row", "word"),
+        [
+            (b.run(), "Pending"),
+            (b.run(pod_uid="p"), "Running"),
+            (b.run(SUCCESS), "Success"),
+            (b.run(FAIL), "Failed"),
+            (b.run(FAIL, retry_at=b.at(5)), "Retrying"),
+        ],
+    )
+    def test_the_word_for_it(self, row: Run, word: str) -> None:
+        assert outcome_of(row) == word
+        assert run_status(row, None).outcome == word
+
+    def test_reason_and_message(self) -> None:
+        found = run_status(b.run(FAIL, reason="OOMKilled: container main exited with 137: a: b"), None)
+        assert (found.reason, found.message) == ("OOMKilled", "container main exited with 137: a: b")
+
+    def test_a_long_message_does_not_hide_the_reason(self) -> None:
+        found = run_status(b.run(FAIL, reason="Error: " + "x" * 5000), None)
+        assert found.reason == "Error"
+
+    def test_why_it_does_not_start(self) -> None:
+        body = b.running_pod(phase="Pending", workload=b.waiting("ImagePullBackOff", "no such image"))
+        found = run_status(b.adopted(body), b.facts_of(body))
+        assert (found.outcome, found.reason, found.message) == ("Pending", "ImagePullBackOff", "no such image")
+        unadopted = run_status(b.run(), b.facts_of(b.pending_pod()))
+        assert unadopted.outcome == "Pending"
+
+    def test_a_running_one_has_no_end(self) -> None:
+        assert run_status(b.run(pod_uid="p", finished_at=b.at(5)), None).completion_time is None
+
+
+class TestWhole:
+    def test_a_new_job(self) -> None:
+        found = shown(b.view(now=10))
+        assert found["observedGeneration"] == 1
+        assert found["code"] == b.CODE
+        assert found["nextScheduleTime"] == b.rfc(HOUR)
+        assert found["nextScheduleTimes"] == [b.rfc(n * HOUR) for n in range(1, 6)]
+        assert (found["active"], found["recentRuns"], found["activeCount"]) == ([], [], 0)
+        assert "lastScheduleTime" not in found
+        assert "lastResult" not in found
+        (ready,) = found["conditions"]
+        assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "True", "Accepted")
+
+    def test_times_and_results(self) -> None:
+        rows = [
+            b.run(SUCCESS, tick=b.at(-2 * HOUR), started=-2 * HOUR, pod_uid="a"),
+            b.run(FAIL, tick=b.at(-HOUR), started=-HOUR, pod_uid="b", reason="Error: x"),
+            b.run(tick=b.T0, pod_uid="c"),
+        ]
+        found = shown(b.view(*rows))
+        assert found["lastScheduleTime"] == b.rfc(0)
+        assert found["lastSuccessfulTime"] == b.rfc(-2 * HOUR + 30)
+        assert found["lastFailureTime"] == b.rfc(-HOUR + 30)
+        assert (found["lastResult"], found["activeCount"]) == ("Running", 1)
+        assert found["holder"] == f"{b.CLUSTER}/{b.NAMESPACE}/p"
+        assert [r["runKey"] for r in found["active"]] == ["2026-07-20T03:00:00Z"]
+        assert [r["outcome"] for r in found["recentRuns"]] == ["Running", "Failed", "Success"]
+
+    def test_a_manual_run_is_no_schedule_time(self) -> None:
+        found = shown(b.view(b.run(SUCCESS, manual=True)))
+        assert "lastScheduleTime" not in found
+        assert found["lastResult"] == "Success"
+
+    def test_an_initial_run(self) -> None:
+        body = b.job_body({"type": "Initial"})
+        del body["spec"]["schedule"]
+        entry = b.entry(body)
+        assert entry.problem is None
+        row = b.run(SUCCESS, kind=JobSchedulerType.INITIAL, tick=None, pod_uid="p")
+        found = shown(b.view(row, type=JobSchedulerType.INITIAL, schedule=None), entry)
+        assert found["recentRuns"][0]["runKey"] == ""
+        assert "nextScheduleTime" not in found
+
+    @pytest.mark.parametrize("status", [RUNNING, SUCCESS, FAIL])
+    def test_active_ones_are_shown_first_and_all_is_bounded(self, status: JobSchedulerStatus) -> None:
+        old_active = b.run(tick=b.at(-1000 * HOUR), started=-1000 * HOUR, pod_uid="old")
+        found = shown(b.view(*runs(30, status), old_active))
+        assert len(found["recentRuns"]) == MAX_RUNS
+        if status is not RUNNING:
+            assert found["recentRuns"][0]["podName"] == old_active.pod_name
+            assert len(found["active"]) == 1
+        assert found["activeCount"] == (31 if status is RUNNING else 1)
+
+    def test_suspended(self) -> None:
+        entry = b.entry(b.job_body({"suspend": True}))
+        found = shown(b.view(suspend=True), entry)
+        assert "nextScheduleTime" not in found
+        assert [(c["status"], c["reason"]) for c in found["conditions"]] == [("True", "Suspended")]
+
+    def test_refused(self) -> None:
+        entry = b.entry(b.job_body({"schedule": "every day"}))
+        found = shown(b.view(), entry)
+        (ready,) = found["conditions"]
+        assert (ready["status"], ready["reason"]) == ("False", "InvalidSchedule")
+        assert "spec.schedule" in ready["message"]
+        assert "nextScheduleTime" not in found
+        assert found["code"] == b.CODE
+
+    def test_two_objects_with_one_code(self) -> None:
+        other = b.entry(b.job_body({"code": b.JOB}, name="other", uid="u2"))
+        found = shown(b.view(), other, conflict=b.entry())
+        (ready,) = found["conditions"]
+        assert (ready["status"], ready["reason"]) == ("False", "CodeConflict")
+        assert "billing/nightly" in ready["message"]
+        assert "nextScheduleTime" not in found
+
+    def test_clusters_whose_specs_differ(self) -> None:
+        found = shown(b.view(), b.entry(spec_differs=True))
+        assert [c["type"] for c in found["conditions"]] == ["Ready", "SpecDiffers"]
+
+    def test_the_generation_that_was_seen(self) -> None:
+        found = shown(b.view(), b.entry(b.job_body(generation=7)))
+        assert found["observedGeneration"] == 7
+        assert found["conditions"][0]["observedGeneration"] == 7
+
+
+class TestBounds:
+    @pytest.mark.parametrize("filler", ["x", "<", "&", "\x00", "ü", "\n", '"', "\U0001f600", "\ud800"])
+    def test_five_thousand_runs_with_huge_errors(self, filler: str) -> None:
+        text = filler * (300 * 1024)
+        rows = [
+            b.run(
+                status,
+                run_key=f"manual/{n}/" + filler.replace("\ud800", "x") * 1000,
+                tick=None,
+                started=-n,
+                pod_uid=f"p{n}",
+                reason=f"{filler * 200}: {text}" if n % 25 == 0 else "",
+                holder=text if n % 25 == 0 else "c/n/p",
+                pod_name="p" * 253,
+                id=b.lease_id_of(None, str(n)),
+            )
+            for n, status in enumerate([RUNNING, SUCCESS, FAIL, RUNNING] * 1250)
+        ]
+        entry = b.entry()
+        entry.problem = ("InvalidSpec", text)
+        entry.spec_differs = True
+        found = job_status(entry, b.view(*rows), None)
+        assert len(found["recentRuns"]) == MAX_RUNS
+        assert len(found["active"]) == MAX_RUNS
+        assert stored_size(found) < 64 * 1024
+        LeasedJobStatus.model_validate(found)
+
+    @given(st.text(max_size=2000), st.text(max_size=2000))
+    def test_any_text_is_shown_or_cut(self, reason: str, holder: str) -> None:
+        found = shown(b.view(*[replace(r, reason=reason, holder=holder) for r in runs(3, FAIL)]))
+        assert stored_size(found) < 64 * 1024
+
+
+class TestNeverBackwards:
+    def test_times(self) -> None:
+        body = b.job_body(
+            status={
+                "lastScheduleTime": b.rfc(900),
+                "lastSuccessfulTime": b.rfc(901),
+                "lastFailureTime": b.rfc(902),
+            }
+        )
+        found = shown(b.view(b.run(SUCCESS), b.run(FAIL, tick=b.at(-HOUR), started=-HOUR)), b.entry(body))
+        assert [found[k] for k in ("lastScheduleTime", "lastSuccessfulTime", "lastFailureTime")] == [
+            b.rfc(900),
+            b.rfc(901),
+            b.rfc(902),
+        ]
+        later = shown(b.view(b.run(SUCCESS, tick=b.at(HOUR), started=HOUR)), b.entry(body))
+        assert later["lastScheduleTime"] == b.rfc(HOUR)
+
+    def test_the_transition_time_is_kept(self) -> None:
+        before = shown(b.view(now=10))
+        after = shown(b.view(now=500), b.entry(b.job_body(status=before)))
+        assert after["conditions"][0]["lastTransitionTime"] == b.rfc(10)
+        assert after == before, "an idle object is not written"
+
+    KEY = "2026-07-20T03:00:00Z"
+
+    def one(self, outcome: str, attempt: int = 1, start: float = 0, key: str = KEY) -> b.Json:
+        return {"recentRuns": [{"runKey": key, "attempt": attempt, "outcome": outcome, "startTime": b.rfc(start)}]}
+
+    @pytest.mark.parametrize(
+        ("old", "new", "back"),
+        [
+            (("Running", 1), ("Success", 1), False),
+            (("Running", 1), ("Failed", 1), False),
+            (("Pending", 1), ("Running", 1), False),
+            (("Running", 1), ("Pending", 1), False),
+            (("Retrying", 1), ("Pending", 2), False),
+            (("Retrying", 1), ("Failed", 1), False),
+            (("Success", 2), ("Success", 2), False),
+            (("Failed", 1), ("Pending", 2), False),  # a person reopened it
+            (("Success", 1), ("Running", 1), True),
+            (("Failed", 1), ("Running", 1), True),
+            (("Retrying", 1), ("Running", 1), True),
+            (("Failed", 1), ("Retrying", 1), True),
+            (("Pending", 2), ("Retrying", 1), True),
+            (("Running", 2), ("Success", 1), True),
+        ],
+    )
+    def test_a_run(self, old: tuple[str, int], new: tuple[str, int], back: bool) -> None:
+        assert behind(self.one(*old), self.one(*new), b.at(10)) is back
+
+    def test_a_run_that_was_not_read_here_yet(self) -> None:
+        other = self.one("Success", start=-HOUR, key="2026-07-20T02:00:00Z")
+        both = {"recentRuns": self.one("Running")["recentRuns"] + other["recentRuns"]}
+        assert behind(both, other, b.at(2))
+        assert behind(self.one("Running"), {"recentRuns": []}, b.at(2))
+        assert not behind(other, both, b.at(2))
+
+    def test_but_a_run_that_is_gone_does_not_stop_the_status_for_ever(self) -> None:
+        """A database that was restored, or rows that were pruned."""
+        assert not behind(self.one("Running"), {"recentRuns": []}, b.at(3600))
+
+    def test_a_run_that_newer_ones_pushed_out(self) -> None:
+        new = self.one("Running", start=30, key="2026-07-20T04:00:00Z")
+        assert not behind(self.one("Success"), new, b.at(31))
+
+    def test_nothing_there_yet(self) -> None:
+        assert not behind({}, self.one("Running"), b.at(1))
+        assert not behind({}, {}, b.at(1))
+
+    @given(st.data())
+    def test_what_two_replicas_write_only_goes_forward(self, data: st.DataObject) -> None:
+        """Two replicas see the same history, each some way behind, and write in any order."""
+        history = [
+            [b.run()],
+            [b.run(pod_uid="p")],
+            [b.run(FAIL, pod_uid="p", retry_at=b.at(40), reason="Error: x")],
+            [b.run(attempt=2, started=41, created=0)],
+            [b.run(attempt=2, started=41, created=0, pod_uid="q")],
+            [b.run(SUCCESS, attempt=2, started=41, created=0, pod_uid="q")],
+        ]
+        seen = [0, 0]
+        body = b.job_body()
+        furthest = -1
+        for _ in range(12):
+            who = data.draw(st.integers(0, 1))
+            seen[who] = data.draw(st.integers(seen[who], len(history) - 1))
+            entry = b.entry(body)
+            new = job_status(entry, b.view(*history[seen[who]], now=50), None)
+            if not behind(body.get("status") or {}, new, b.at(50)):
+                body = b.job_body(status=new)
+                # The first two differ only in whether the Pod is seen to run.
+                assert seen[who] >= furthest or {seen[who], furthest} in ({0, 1}, {3, 4})
+                furthest = seen[who]
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class Server(Kube):
+    """Takes patches as the API server would: refuses those for another resource version."""
+
+    def __init__(self, *bodies: b.Json, error: KubeError | None = None) -> None:
+        self.bodies = {(x["metadata"]["name"]): x for x in bodies}
+        self.patches: list[tuple[str, str, b.Json]] = []
+        self.error = error
+
+    async def patch_status(
+        self, plural: str, namespace: str, name: str, status: b.Json, resource_version: str
+    ) -> b.Json:
+        if self.error:
+            raise self.error
+        body = self.bodies[name]
+        if body["metadata"]["resourceVersion"] != resource_version:
+            raise KubeError(409, "Conflict", "the object has been modified")
+        self.patches.append((plural, name, status))
+        merged = {k: v for k, v in ((body.get("status") or {}) | status).items() if v is not None}
+        version = str(int(resource_version) + 1)
+        self.bodies[name] = body | {"status": merged, "metadata": body["metadata"] | {"resourceVersion": version}}
+        return self.bodies[name]
+
+
+async def write(server: Server, entry: Entry, view: JobView, *runs: b.Json, conflict: Entry | None = None) -> None:
+    await StatusWriter(server, DatabaseClock()).write(entry, view, runs, conflict)
+
+
+class TestWriter:
+    async def test_one_write_and_then_none(self) -> None:
+        entry = b.entry()
+        server = Server(entry.body)
+        await write(server, entry, b.view(b.run(pod_uid="p")))
+        assert [(p, n) for p, n, _ in server.patches] == [("leasedjobs", b.JOB)]
+        assert entry.body["metadata"]["resourceVersion"] == "11", "the next write is based on this one"
+        await write(server, entry, b.view(b.run(pod_uid="p"), now=20))
+        assert len(server.patches) == 1
+
+    async def test_what_is_no_longer_true_is_removed(self) -> None:
+        entry = b.entry()
+        server = Server(entry.body)
+        await write(server, entry, b.view())
+        entry.body = entry.body | {"spec": entry.body["spec"] | {"suspend": True}}
+        entry.generation = -1
+        derive(entry, Settings())
+        await write(server, entry, b.view(suspend=True))
+        assert server.patches[-1][2]["nextScheduleTime"] is None
+        assert "nextScheduleTime" not in server.bodies[b.JOB]["status"]
+
+    async def test_a_stale_replica_does_not_write(self) -> None:
+        body = b.job_body()
+        server = Server(body)
+        await write(server, b.entry(body), b.view(b.run(SUCCESS, pod_uid="p")))
+        stale = b.entry(server.bodies[b.JOB])
+        await write(server, stale, b.view(b.run(pod_uid="p")))
+        assert len(server.patches) == 1
+
+    @pytest.mark.parametrize("status", [404, 409])
+    async def test_a_conflict_is_left_to_the_next_observation(self, status: int) -> None:
+        entry = b.entry()
+        body = entry.body
+        await write(Server(body, error=KubeError(status, "x", "y")), entry, b.view())
+        assert entry.body is body
+
+    async def test_any_other_refusal_is_an_error(self) -> None:
+        entry = b.entry()
+        with pytest.raises(KubeError):
+            await write(Server(entry.body, error=KubeError(403, "Forbidden", "no")), entry, b.view())
+
+    async def test_its_runs_follow(self) -> None:
+        entry, run = b.entry(), b.run_body({"tick": "2026-07-20T03:00:00Z"})
+        server = Server(entry.body, run)
+        await write(server, entry, b.view(b.run(pod_uid="p")), run)
+        assert [p for p, _, _ in server.patches] == ["leasedjobs", "leasedjobruns"]
+        assert server.bodies["now"]["status"]["phase"] == "Running"
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Cancelled", "Refused"])
+    async def test_a_finished_run_is_never_written_again(self, phase: str) -> None:
+        entry, run = b.entry(), b.run_body(status={"phase": phase})
+        server = Server(entry.body, run)
+        await write(server, entry, b.view(), run)
+        assert [p for p, _, _ in server.patches] == ["leasedjobs"]
+
+    async def test_a_job_that_is_refused_says_so_to_its_runs(self) -> None:
+        entry, run = b.entry(b.job_body({"schedule": "?"})), b.run_body()
+        server = Server(entry.body, run)
+        view = replace(b.view(), policy=StatusWriter.no_policy)
+        await write(server, entry, view, run)
+        assert server.bodies["now"]["status"]["reason"] == "JobNotReady"
+
+
+def test_a_time_is_later_or_equal_only() -> None:
+    """Written times are cut to seconds; a status that is computed again from the same row must be the same."""
+    row = b.run(SUCCESS, finished_at=b.at(30.7))
+    first = shown(b.view(row))
+    again = shown(b.view(row), b.entry(b.job_body(status=first)))
+    assert first["lastSuccessfulTime"] == again["lastSuccessfulTime"] == b.rfc(30)
+    assert datetime.fromisoformat(first["lastSuccessfulTime"]) <= b.at(30.7) < b.at(30) + timedelta(seconds=1)
