@@ -237,7 +237,7 @@ def _write_files(node: Node) -> None:
     folder.chmod(0o700)
     for sub in ("log/pods", "log/containers", "varlib/kubelet", "varlib/cni", "varlib/containerd"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
-    for sub in ("etcd", "net.d", "pids", "pki", "sysctl", "volplugins"):
+    for sub in ("etcd", "net.d", "pids", "pki", "sysctl", "tmp", "volplugins"):
         (folder / sub).mkdir(exist_ok=True)
     state = {"index": node.index, "binaries": str(node.binaries), "fast_node_loss": node.fast_node_loss}
     (folder / "cluster.json").write_text(json.dumps(state))
@@ -322,7 +322,6 @@ def down(cache: Cache, name: str, progress: Progress) -> None:
         if not find_all(cache) and _link_exists(onenode.HOST_BRIDGE) and not _other_links():
             _all([["ip", "link", "del", onenode.HOST_BRIDGE]], node)
         progress.say(f"cluster {name} is removed")
-    (cache.clusters / f".{name}.lock").unlink(missing_ok=True)
 
 
 def _other_links() -> bool:

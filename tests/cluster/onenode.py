@@ -345,7 +345,8 @@ def init_script(node: Node) -> str:
     return f"""# Process 1 of the cluster {node.name}.
 set -u
 cd {node.folder}
-export PATH={node.binaries}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin HOME=/root
+export PATH={node.binaries}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+export HOME=/root TMPDIR={node.folder}/tmp
 mount -t tmpfs tmpfs /run
 : > resolv.conf; mount --bind resolv.conf /etc/resolv.conf
 mkdir -p /var/lib/kubelet /var/lib/cni /var/lib/containerd /var/log

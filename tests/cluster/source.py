@@ -219,7 +219,8 @@ def deliver(cluster: Cluster, cache: Cache, progress: Progress, env: Mapping[str
     """Builds the images and brings them to the cluster; the chart's values that name them, as `--set` arguments."""
     tag = images.project_tag(images.base_key())
     if cluster.node is not None:
-        lifecycle.load(cluster.node, list(images.project_archives(cache, progress).values()), progress)
+        archives = images.project_archives(cache, progress).values()
+        lifecycle.load(cluster.node, [images.base_archive(cache, progress), *archives], progress)
         return chart_values(tag)
     engine = next((e for e in ENGINES if shutil.which(e) and engine_answers(e)), None)
     if engine is None:
