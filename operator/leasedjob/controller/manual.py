@@ -55,6 +55,13 @@ def requests(code: str, bodies: Iterable[Json]) -> tuple[ManualRun, ...]:
     return tuple(found)
 
 
+def behind(old: Json, new: Json) -> bool:
+    """Whether `new` was computed from an older row than `old`: an earlier attempt, or before its adoption."""
+    mine, theirs = int(new.get("attempt") or 0), int(old.get("attempt") or 0)
+    claimed_only = new.get("reason") in ("Claimed", "Pending") and old.get("reason") == "Adopted"
+    return mine < theirs or (mine == theirs and claimed_only)
+
+
 def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, now: datetime) -> dict[str, Any]:
     """The status of a LeasedJobRun.
 

@@ -180,8 +180,9 @@ class StatusWriter:
                 note=entry.notes.get(key, "") or waits,
                 now=view.now,
             )
-            if status != (body.get("status") or {}):
-                await self._patch("leasedjobruns", body, status, body.get("status") or {})
+            before: Json = body.get("status") or {}
+            if status != before and not manual.behind(before, status):
+                await self._patch("leasedjobruns", body, status, before)
 
     async def _patch(self, plural: str, body: Json, status: dict[str, Any], old: Json) -> Json | None:
         """A merge patch only adds and replaces, so what is no longer true is set to null."""
