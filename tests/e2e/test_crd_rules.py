@@ -108,6 +108,7 @@ def kubectl() -> Iterator[Kubectl]:
             tool.ok("apply", "--server-side", "-f", str(ROOT / "crds" / f"{plural}.yaml"))
         tool.ok("wait", "--for=condition=Established", f"crd/{plural}.leasedjob.io", "--timeout=30s")
     tool.ok("create", "namespace", tool.namespace)
+    tool.ok("label", "namespace", tool.namespace, "leasedjob.io/test=true")
     yield tool
     tool("delete", "namespace", tool.namespace, "--wait=false")
 
@@ -198,7 +199,7 @@ def test_the_template_is_kept_as_written_and_the_rest_has_its_defaults(kubectl: 
     assert stored["spec"]["template"] == written["spec"]["template"]
     assert {key: value for key, value in stored["spec"].items() if key != "template"} == {
         "type": "Schedule",
-        "schedule": "*/5 * * * *",
+        "schedule": TABLE["base"]["schedule"],
         "timeZone": "Etc/UTC",
         "clockChangePolicy": "RunOnce",
         "suspend": False,
@@ -283,60 +284,74 @@ def test_a_run_names_its_job_and_an_instant_in_utc(kubectl: Kubectl) -> None:
 
 
 def test_what_kubectl_get_shows(kubectl: Kubectl) -> None:
-    kubectl.ok("apply", "-f", "-", objects=[job({"name": "shown", "spec": {"timeZone": "Europe/Paris"}})])
+    kubectl.ok(
+        "apply", "-f", "-", objects=[job({"name": "shown", "spec": {"timeZone": "Europe/Paris"}}), request("run")]
+    )
     status = LeasedJobStatus(
         code="ns/shown",
         active_count=1,
         last_result="Success",
         holder="here/ns/shown-1",
-        last_schedule_time=datetime.now(UTC) - timedelta(minutes=5),
+        last_schedule_time=datetime.now(UTC) - timedelta(hours=25),
         next_schedule_time=datetime(2099, 1, 1, tzinfo=UTC),
     )
     patch = json.dumps({"status": status.to_json()})
     kubectl.ok("patch", "lj", "shown", "--subresource=status", "--type=merge", "-p", patch)
-    head, row = kubectl.ok("get", "leasedjobs", "shown").splitlines()
+    stored, lines = shown(kubectl, "leasedjobs", "shown", "-o", "wide")
     columns = ["NAME", "SCHEDULE", "TIME ZONE", "SUSPEND", "ACTIVE", "LAST SCHEDULE", "LAST RESULT", "AGE"]
-    assert re.split(r" {2,}", head.strip()) == columns
-    shown = dict(zip(columns, re.split(r" {2,}", row.strip()), strict=True))
-    assert shown | {"AGE": "", "LAST SCHEDULE": ""} == {
-        "NAME": "shown",
-        "SCHEDULE": "*/5 * * * *",
-        "TIME ZONE": "Europe/Paris",
-        "SUSPEND": "false",
-        "ACTIVE": "1",
-        "LAST SCHEDULE": "",
-        "LAST RESULT": "Success",
-        "AGE": "",
-    }
-    assert shown["LAST SCHEDULE"].startswith("5m")
-    wide = kubectl.ok("get", "leasedjobs", "shown", "-o", "wide")
-    assert re.split(r" {2,}", wide.splitlines()[0].strip())[-3:] == ["NEXT", "HOLDER", "CODE"]
-    assert re.split(r" {2,}", wide.splitlines()[1].strip())[-3:] == [
-        "2099-01-01T00:00:00Z",
-        "here/ns/shown-1",
-        "ns/shown",
+    wide = ["NEXT", "HOLDER", "CODE"]
+    places = [lines[0].index(name) for name in (*columns, *wide)]
+    row = [lines[1][start:end].strip() for start, end in zip(places, [*places[1:], None], strict=True)]
+    age = row.pop(columns.index("AGE"))
+    assert re.fullmatch(r"[0-9]+[smh].*", age)
+    seen = stored["status"]
+    assert row == [
+        "shown",
+        TABLE["base"]["schedule"],
+        "Europe/Paris",
+        "false",
+        str(seen.get("activeCount", "")),
+        "25h" if "lastScheduleTime" in seen else "",
+        seen.get("lastResult", ""),
+        seen.get("nextScheduleTime", ""),
+        seen.get("holder", ""),
+        seen["code"],
     ]
-    kubectl.ok("apply", "-f", "-", objects=[request("shown-run")])
+    assert re.split(r" {2,}", kubectl.ok("get", "lj", "shown").splitlines()[0].strip()) == columns
     for words in (("leased",), ("lj,ljr",), ("leasedjobs,leasedjobruns",)):
         names = kubectl.ok("get", *words, "-o", "name")
         assert "leasedjob.leasedjob.io/shown" in names
-        assert "leasedjobrun.leasedjob.io/shown-run" in names
+        assert "leasedjobrun.leasedjob.io/run" in names
+
+
+def shown(kubectl: Kubectl, *words: str) -> tuple[dict[str, Any], list[str]]:
+    """The object and the table of one moment: an operator in this cluster may write its status meanwhile."""
+    for _ in range(20):
+        before = json.loads(kubectl.ok("get", *words[:2], "-o", "json"))
+        lines = kubectl.ok("get", *words).splitlines()
+        if json.loads(kubectl.ok("get", *words[:2], "-o", "json")) == before:
+            return before, lines
+    raise AssertionError("the status never came to rest")
 
 
 def test_status_is_a_subresource_whose_fields_are_all_declared(kubectl: Kubectl) -> None:
+    """A dry run: what is stored is the operator's, if there is one."""
     kubectl.ok("apply", "-f", "-", objects=[job({"name": "status"})])
     wanted = full_status().to_json()
     patch = json.dumps({"status": wanted, "spec": {"suspend": True}})
-    kubectl.ok("patch", "lj", "status", "--subresource=status", "--type=merge", "-p", patch)
-    stored = json.loads(kubectl.ok("get", "lj", "status", "-o", "json"))
-    assert stored["status"] == wanted, "nothing is pruned"
-    assert stored["spec"]["suspend"] is False
-    assert len(json.dumps(stored["status"])) < 64 * 1024
+    words = ("--subresource=status", "--type=merge", "--dry-run=server", "-o", "json", "-p", patch)
+    result = json.loads(kubectl.ok("patch", "lj", "status", *words))
+    assert result["status"] == wanted, "nothing is pruned"
+    assert result["spec"]["suspend"] is False
+    ignored = json.loads(kubectl.ok("patch", "lj", "status", *words[1:]))
+    assert ignored["spec"]["suspend"] is True
+    assert ignored.get("status", {}).get("code") != wanted["code"]
 
 
 def test_conditions_are_merged_by_type(kubectl: Kubectl) -> None:
     kubectl.ok("apply", "-f", "-", objects=[job({"name": "conditions"})])
-    for kind, manager in (("Ready", "one"), ("SpecDiffers", "two")):
+
+    def apply(kind: str, *flags: str) -> set[str]:
         condition = Condition(type=kind, status="True", reason="R", last_transition_time=datetime.now(UTC))
         entry = {
             "apiVersion": "leasedjob.io/v1alpha1",
@@ -344,11 +359,13 @@ def test_conditions_are_merged_by_type(kubectl: Kubectl) -> None:
             "metadata": {"name": "conditions"},
             "status": {"conditions": [condition.to_json()]},
         }
-        kubectl.ok(
-            "apply", "--server-side", f"--field-manager={manager}", "--subresource=status", "-f", "-", objects=[entry]
-        )
-    stored = json.loads(kubectl.ok("get", "lj", "conditions", "-o", "json"))
-    assert {condition["type"] for condition in stored["status"]["conditions"]} == {"Ready", "SpecDiffers"}
+        words = ("--server-side", f"--field-manager={kind}", "--subresource=status", "-o", "json", "-f", "-")
+        result = json.loads(kubectl.ok("apply", *flags, *words, objects=[entry]))
+        return {condition["type"] for condition in result["status"]["conditions"]}
+
+    # an operator in this cluster may write its own conditions over the first one, once
+    tries = (apply("One") and {"One", "Two"} <= apply("Two", "--dry-run=server") for _ in range(5))
+    assert any(tries)
 
 
 def full_status() -> LeasedJobStatus:
