@@ -78,6 +78,7 @@ class Cache:
         self.pods_of: defaultdict[Key, set[str]] = defaultdict(set)
         self.runs: dict[str, Json] = {}  # LeasedJobRuns by uid
         self.runs_of: defaultdict[Key, set[str]] = defaultdict(set)
+        self.by_code: defaultdict[str, set[Key]] = defaultdict(set)
         self.removed: list[Entry] = []  # LeasedJobs that are gone and have to be unregistered
         self._versions: dict[str, int] = {}
         self._gone: dict[str, float] = {}
@@ -100,8 +101,8 @@ class Cache:
             self._prune_at = max(1000, 2 * len(self._gone))  # so that many deletions don't each go through all
 
     @staticmethod
-    def _drop(index: defaultdict[Key, set[str]], key: Key, uid: str) -> None:
-        index[key].discard(uid)
+    def _drop(index: defaultdict[Any, set[Any]], key: Any, member: Any) -> None:
+        index[key].discard(member)
         if not index[key]:
             del index[key]
 
@@ -137,6 +138,19 @@ class Cache:
             del self.jobs[key]
             self.removed.append(entry)
             self._changed(key)
+            for other in self.with_code(entry.code):
+                self._changed(other.key)  # the code may be free for it now
+
+    def index_code(self, entry: Entry, before: str) -> None:
+        """`entry.code` was derived; it was `before`. More than one object of a code is a conflict."""
+        if before and before != entry.code:
+            self._drop(self.by_code, before, entry.key)
+        if entry.code:
+            self.by_code[entry.code].add(entry.key)
+
+    def with_code(self, code: str) -> list[Entry]:
+        """The LeasedJobs that have this code."""
+        return [e for k in self.by_code.get(code, ()) if (e := self.jobs.get(k)) is not None and e.code == code]
 
     # --- Pods --------------------------------------------------------------------------------------------------------
 

@@ -170,7 +170,10 @@ class Engine:
         self.agenda.set(key, self.clock.now() + timedelta(seconds=max(delay, at_least)))
 
     async def _look_at(self, entry: Entry) -> None:
+        before = entry.code
         derive(entry, self.settings)
+        if entry.code != before or entry.key not in self.cache.by_code.get(entry.code, ()):
+            self.cache.index_code(entry, before)
         conflict = self._conflict(entry)
         if entry.problem is None and conflict is None:
             if not await self._registered(entry):
@@ -187,12 +190,8 @@ class Engine:
         """The older object with the same code, if there is one: it works, this one doesn't."""
         if not entry.code:
             return None
-        for other in self.cache.jobs.values():
-            if other is not entry and other.code == entry.code:
-                mine, theirs = (entry.created_at, entry.uid), (other.created_at, other.uid)
-                if theirs < mine:
-                    return other
-        return None
+        oldest = min(self.cache.with_code(entry.code), key=lambda e: (e.created_at, e.uid), default=entry)
+        return None if oldest is entry else oldest
 
     async def _registered(self, entry: Entry) -> bool:
         wanted = entry.registration
@@ -317,8 +316,18 @@ class Engine:
             await self.actor.end(end)
             await self.store.unregister_jobs(self.settings.cluster, self._unused({run.identity.code}))
 
+    async def forget_absent(self) -> None:
+        """Unregisters what was deleted while no operator watched. Waits until every object's code is known."""
+        if any(e.generation < 0 for e in self.cache.jobs.values()):
+            return
+        mine = set(self.settings.namespaces)
+        registered = await self.store.registrations(self.settings.cluster)
+        absent = self._unused({code for code, where in registered.items() if not mine or where in mine})
+        if absent:
+            await self.store.unregister_jobs(self.settings.cluster, absent)
+
     def _unused(self, codes: set[str]) -> set[str]:
-        return codes - {e.code for e in self.cache.jobs.values()}
+        return {c for c in codes if not self.cache.with_code(c)}
 
     async def _unregister_removed(self) -> None:
         """LeasedJobs that are gone: their claims without a Pod are released, their retries given up, unless another

@@ -90,7 +90,8 @@ class Poller:
         for run in rows:
             by_code[run.identity.code].append(run)
         active = 0
-        for entry in engine.cache.jobs.values():
+        touched = engine.cache.jobs.values() if complete else [e for c in by_code for e in engine.cache.with_code(c)]
+        for entry in touched:
             if not entry.rows_loaded:
                 continue
             mine = by_code.get(entry.code, [])
@@ -208,4 +209,6 @@ class Comparer:
         if not self._health.listed:
             self._health.listed = True
             self._engine.begin()
+        else:
+            await self._engine.forget_absent()
         self._engine.metrics.watch_lag_seconds.set(self._health.staleness())

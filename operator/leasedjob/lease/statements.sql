@@ -72,6 +72,12 @@ SELECT c.code, c.watermark
   FROM leasedjob.job_registration g JOIN leasedjob.job_code c ON c.code = g.code
  WHERE g.cluster = %(cluster)s;
 
+-- name: registrations
+-- Which codes this cluster has registered, and for which namespace.
+SELECT g.code, g.namespace
+  FROM leasedjob.job_registration g
+ WHERE g.cluster = %(cluster)s;
+
 -- name: adopt
 -- A Pod takes a claim over.
 SELECT * FROM leasedjob.adopt(%(id)s, %(claim_token)s, %(new_token)s, %(pod_uid)s, %(pod_name)s);
@@ -126,3 +132,9 @@ SELECT role::text AS role FROM leasedjob.tenant_role WHERE tenant = %(tenant)s O
 -- name: current_database
 -- The database's own name, which a pooler may have renamed for its clients.
 SELECT current_database() AS name;
+
+-- name: acquire
+-- A library's caller takes a run, if it can be taken.
+SELECT a.verdict, (a.job).*
+  FROM leasedjob.acquire(%(lock_key)s, %(type)s::leasedjob.job_scheduler_type, %(code)s, %(run_key)s, %(name)s,
+                         %(lease_ms)s, %(token)s, %(holder)s) a;

@@ -238,6 +238,10 @@ class OperatorStore:
         """The watermark of each code that this cluster registered."""
         return {row["code"]: row["watermark"] for row in await self._rows("watermarks", cluster=cluster)}
 
+    async def registrations(self, cluster: str) -> dict[str, str]:
+        """The codes that this cluster registered, each with the namespace of its object."""
+        return {row["code"]: row["namespace"] for row in await self._rows("registrations", cluster=cluster)}
+
 
 class SidecarStore:
     """A run's Pod's side, on one open connection of a tenant's role.
