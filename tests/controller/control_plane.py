@@ -172,12 +172,7 @@ class ControlPlane:
                 {
                     "apiVersion": "v1",
                     "kind": "Config",
-                    "clusters": [
-                        {
-                            "name": "c",
-                            "cluster": {"server": server, "certificate-authority": str(self.folder / "ca.crt")},
-                        }
-                    ],
+                    "clusters": [{"name": "c", "cluster": cluster}],
                     "users": [{"name": "u", "user": {"token": self.token}}],
                     "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                     "current-context": "x",

@@ -68,6 +68,7 @@ class Engine:
         self.fresh = False  # everything was listed once
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._again: set[Key] = set()
+        self._absent: set[str] = set()  # registered codes without an object, at the last comparison
         self._register = Batcher(self._register_many)
         self._by_id = Batcher(self._runs_many)
         self._recent = Batcher(self._recent_many, limit=200)
@@ -323,8 +324,10 @@ class Engine:
         mine = set(self.settings.namespaces)
         registered = await self.store.registrations(self.settings.cluster)
         absent = self._unused({code for code, where in registered.items() if not mine or where in mine})
-        if absent:
-            await self.store.unregister_jobs(self.settings.cluster, absent)
+        # Twice in a row: another replica may have registered an object that this one has not seen yet.
+        twice, self._absent = absent & self._absent, absent
+        if twice:
+            await self.store.unregister_jobs(self.settings.cluster, twice)
 
     def _unused(self, codes: set[str]) -> set[str]:
         return {c for c in codes if not self.cache.with_code(c)}
