@@ -1,7 +1,7 @@
 """The chart, rendered by a real helm: what is asked of it whatever the values are, and what each setting changes.
 
-Helm is the one that HELM names, the one on PATH, or the test cluster's. Where there is none these tests are skipped, and
-say so; with CI=true it is built.
+Helm is the one that HELM names, the one on PATH, or the test cluster's. Where there is none these tests are skipped,
+and say so; with CI=true it is built.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def test_no_variable_is_set_to_nothing(render: Any, values: Json) -> None:
 def test_the_operator_reads_every_setting_as_the_chart_writes_it(render: Any) -> None:
     values = {
         **NAMESPACED,
+        "logLevel": "DEBUG",
         "sharedCodes": ["nightly"],
         "sidecar": {
             "image": {"registry": "r.example", "digest": "sha256:" + "0" * 64, "pullPolicy": "Always"},
@@ -272,7 +273,9 @@ def test_the_operator_reads_every_setting_as_the_chart_writes_it(render: Any) ->
             "secret": {"name": "lj-db", "create": True},
         },
     }
-    settings = Settings.from_environment(operator_env(render(values)))
+    env = operator_env(render(values))
+    assert env["LEASEDJOB_LOG_LEVEL"] == "DEBUG"
+    settings = Settings.from_environment(env)
     assert settings.cluster == "east"
     assert settings.namespaces == ("team-a", "team-b")
     assert settings.sidecar_image == "r.example/leasedjob/sidecar@sha256:" + "0" * 64
@@ -528,6 +531,12 @@ def test_two_replicas_that_are_never_both_away(render: Any) -> None:
     labels = spec["template"]["metadata"]["labels"]
     for selector in (spec["selector"]["matchLabels"], budget["selector"]["matchLabels"]):
         assert selector.items() <= labels.items()
+
+
+def test_user_and_group_can_be_left_to_the_platform(render: Any) -> None:
+    nobody = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
+    for name, pod in pods(render({**EXISTING, "podSecurityContext": nobody})):
+        assert pod["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"}, name
 
 
 def test_probes_and_metrics_meet_the_operators_ports(render: Any) -> None:
