@@ -19,10 +19,11 @@ import pytest
 from leasedjob import protocol
 from leasedjob.lease.rows import Outcome
 from leasedjob.lease.store import OperatorStore
+from leasedjob.lease.trust import Timing
 from leasedjob.protocol import Seen
 
 from .conftest import Database, claimed, lock_row
-from .sidecar_parts import CALM, SHORT, Pod, Pods, Timing, pods_for, write_credentials
+from .sidecar_parts import CALM, SHORT, Pod, Pods, pods_for, write_credentials
 
 pytestmark = pytest.mark.integration
 

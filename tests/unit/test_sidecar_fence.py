@@ -216,6 +216,26 @@ def test_failed_heartbeats_are_repeated_with_growing_pauses_until_trust_ends() -
     assert "connection refused" in holder.reason
 
 
+@pytest.mark.parametrize(
+    ("events", "due"),
+    [
+        pytest.param([], 1060.0, id="the next heartbeat"),
+        pytest.param([Tick(1060.0)], fence.FOREVER, id="one is on its way"),
+        pytest.param([Reported(1001.0, Outcome.FAIL)], fence.FOREVER, id="a report is on its way"),
+        pytest.param(
+            [Reported(1001.0, Outcome.FAIL), RecordAnswered(1002.0, True)], fence.FOREVER, id="it is recorded"
+        ),
+        pytest.param([Reported(1001.0, Outcome.FAIL), CallFailed(1002.0, "down", 0.0)], 1002.5, id="a report again"),
+        pytest.param([BeatAnswered(1001.0, 1001.0, False)], fence.FOREVER, id="lost"),
+    ],
+)
+def test_the_loop_sleeps_until_something_is_due(events: list[fence.Event], due: float) -> None:
+    holder = Holder().start()
+    for event in events:
+        holder.feed(event)
+    assert holder.state.due_at == due
+
+
 def test_a_call_that_hangs_is_cut_off_and_cut_again() -> None:
     holder = Holder().start()
     holder.tick(1060.0)
@@ -400,6 +420,7 @@ def test_probes_that_are_answered_too_late_count_as_missed_without_any_gap() -> 
     holder.ask()
     for _ in range(3):
         holder.ask(gone=True)
+    holder.ask()
     assert holder.seen is Seen.FENCED
     holder.run_until(1016.0)
     holder.ask()
@@ -480,7 +501,7 @@ def test_failing_reports_and_heartbeats_take_turns() -> None:
     holder.tick(1060.0)
     holder.feed(CallFailed(1061.0, "down"))
     holder.feed(Reported(1061.1, Outcome.FAIL))
-    kinds = []
+    kinds: list[type[fence.Action]] = []
     for _ in range(100):
         sent = [type(a) for a in holder.tick(holder.at + 0.5) if isinstance(a, Beat | Record)]
         kinds += sent

@@ -34,6 +34,7 @@ LEAVE_SECONDS: Final = 1.5  # after SIGTERM a report on its way may take this lo
 ANY_CONTAINER: Final = "*"  # a suspicion where no container had asked yet
 REASON_LIMIT: Final = 240  # the kubelet shares 12 KiB between the termination messages of all containers of a Pod
 NEVER: Final = float("-inf")
+FOREVER: Final = float("inf")
 
 
 class Phase(StrEnum):
@@ -171,6 +172,25 @@ class State:
         """A report that is still to be recorded, also past expiry: only the database knows whether nobody reclaimed."""
         report = self.report
         return report if report and not (report.recorded or report.refused or report.rejected) else None
+
+    @property
+    def due_at(self) -> float:
+        """When the next call is to be sent, if nothing else happens; infinite if none is."""
+        due = FOREVER
+        if self.lease is None or self.call is not None:
+            return due
+        if self.pending is not None:
+            due = min(due, self.pending.next_at)
+        if self.beating:
+            due = min(due, self.beat_at)
+        return due
+
+    @property
+    def beating(self) -> bool:
+        """Whether heartbeats go on. A fenced holder that is not lost does: the extended lease covers the workload
+        while it is being stopped."""
+        reported = self.report is not None and self.report.recorded
+        return not self.lost and not reported and self.leaving is None
 
     def why(self, at: float) -> str:
         """The reason for anything but "leased", for people."""
@@ -605,9 +625,7 @@ def _due(state: State, at: float) -> tuple[State, tuple[Action, ...]]:
     wanted = []
     if state.pending is not None and at >= state.pending.next_at:
         wanted.append(CallKind.RECORD)
-    reported = state.report is not None and state.report.recorded
-    # A fenced holder that is not lost goes on: an extended lease protects the workload while it is being stopped.
-    if not state.lost and not reported and at >= state.beat_at and state.leaving is None:
+    if state.beating and at >= state.beat_at:
         wanted.append(CallKind.BEAT)
     if not wanted:
         return state, ()

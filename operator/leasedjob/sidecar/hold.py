@@ -155,13 +155,8 @@ class Hold:
     # --- the loop's parts ---
 
     def _pause(self) -> float:
-        state = self._state
-        due = [TICK_SECONDS]
-        if state.lease is not None and state.call is None:
-            now = boottime()
-            due += [state.beat_at - now] if not state.lost and state.beat_at > NEVER else []
-            due += [state.pending.next_at - now] if state.pending else []
-        return max(0.02, min(due))
+        """Until the next tick, or the next call if that comes before."""
+        return max(0.02, min(TICK_SECONDS, self._state.due_at - boottime()))
 
     def _turn(self) -> None:
         if self._signals:

@@ -108,6 +108,8 @@ class Link:
         if connection is None:
             connection = self._connect(self._seconds)
             worker.connection = connection
+            if worker.abandoned:
+                raise ConnectionAbortedError("given up while connecting")
         store = SidecarStore(connection)
         if isinstance(call, Beat):
             sent = boottime()  # before the statement leaves: a slow answer can't stretch the lease
