@@ -18,7 +18,7 @@ def test_every_statement_is_used_and_every_use_exists() -> None:
     used: set[str] = set()
     for source in LEASE.glob("*.py"):
         text = source.read_text(encoding="utf-8")
-        used |= set(re.findall(r"(?:statement|_rows|_value|_row|_ask)\(\s*\"([a-z_]+)\"", text))
+        used |= set(re.findall(r"(?:statement|_rows|_value|_row|Ask)\(\s*\"([a-z_]+)\"", text))
     assert used == names()
 
 

@@ -1,0 +1,85 @@
+"""The lease: identity in, one owner at a time out.
+
+The names below are the library's public face. They are imported when they are first used, so that a sidecar that needs
+two small modules doesn't load the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from leasedjob.errors import (
+        InvalidJobIdentityOptionsError,
+        InvalidJobLeaseOptionsError,
+        LostJobLeaseError,
+    )
+    from leasedjob.identity import JobSchedulerType
+    from leasedjob.lease.core import (
+        JobAcquired,
+        JobAcquireResult,
+        JobLease,
+        JobNotAcquired,
+        JobScheduler,
+        NotAcquired,
+    )
+    from leasedjob.lease.migrate import install_schema
+    from leasedjob.lease.options import DEFAULT_HEARTBEAT_MS, DEFAULT_LEASE_MS, JobAcquireOptions
+    from leasedjob.lease.rows import JobSchedulerStatus
+    from leasedjob.lease.service import (
+        JobExecutionLease,
+        JobSchedulerService,
+        RunExclusiveResult,
+        SyncJobSchedulerService,
+    )
+
+_HOME: Final = {
+    "InvalidJobIdentityOptionsError": "leasedjob.errors",
+    "InvalidJobLeaseOptionsError": "leasedjob.errors",
+    "LostJobLeaseError": "leasedjob.errors",
+    "JobSchedulerType": "leasedjob.identity",
+    "JobAcquireResult": "leasedjob.lease.core",
+    "JobAcquired": "leasedjob.lease.core",
+    "JobLease": "leasedjob.lease.core",
+    "JobNotAcquired": "leasedjob.lease.core",
+    "JobScheduler": "leasedjob.lease.core",
+    "NotAcquired": "leasedjob.lease.core",
+    "install_schema": "leasedjob.lease.migrate",
+    "DEFAULT_HEARTBEAT_MS": "leasedjob.lease.options",
+    "DEFAULT_LEASE_MS": "leasedjob.lease.options",
+    "JobAcquireOptions": "leasedjob.lease.options",
+    "JobSchedulerStatus": "leasedjob.lease.rows",
+    "JobExecutionLease": "leasedjob.lease.service",
+    "JobSchedulerService": "leasedjob.lease.service",
+    "RunExclusiveResult": "leasedjob.lease.service",
+    "SyncJobSchedulerService": "leasedjob.lease.service",
+}
+
+__all__ = [
+    "DEFAULT_HEARTBEAT_MS",
+    "DEFAULT_LEASE_MS",
+    "InvalidJobIdentityOptionsError",
+    "InvalidJobLeaseOptionsError",
+    "JobAcquireOptions",
+    "JobAcquireResult",
+    "JobAcquired",
+    "JobExecutionLease",
+    "JobLease",
+    "JobNotAcquired",
+    "JobScheduler",
+    "JobSchedulerService",
+    "JobSchedulerStatus",
+    "JobSchedulerType",
+    "LostJobLeaseError",
+    "NotAcquired",
+    "RunExclusiveResult",
+    "SyncJobSchedulerService",
+    "install_schema",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if (home := _HOME.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
