@@ -118,7 +118,11 @@ def test_table(
     zone: str, expression: str, policy: ClockChangePolicy, after: str, through: str, expected: list[str]
 ) -> None:
     schedule = Schedule.parse(expression, zone, policy=policy)
-    assert [tick.strftime("%Y-%m-%dT%H:%M") for tick in between(schedule, at(after), at(through))] == expected
+    found = between(schedule, at(after), at(through))
+    assert [tick.strftime("%Y-%m-%dT%H:%M") for tick in found] == expected
+    assert schedule.previous(at(through)) == found[-1]
+    if policy is ONCE:
+        assert schedule.count(at(after), at(through)) == (len(expected), True)
 
 
 def test_repeated_time_is_not_run_again_from_anywhere_in_its_hour() -> None:
@@ -137,6 +141,23 @@ def test_short_intervals_keep_their_real_distance() -> None:
     schedule = Schedule.parse("*/10 * * * *", "Europe/Paris")
     found = between(schedule, at("2026-10-24T23:49:59"), at("2026-10-25T02:10"))
     assert found == [at("2026-10-24T23:50") + n * timedelta(minutes=10) for n in range(15)]
+
+
+def test_previous_looks_through_both_passes_of_a_repeated_hour() -> None:
+    """In real time 00:50Z shows 02:50 and 01:10Z shows 02:10, an earlier local time at a later instant."""
+    schedule = Schedule.parse("5,50 */2 * * *", "Europe/Paris")
+    ticks = [at(f"2026-10-25T{time}") for time in ("00:05", "00:50", "01:05", "01:50")]
+    assert between(schedule, at("2026-10-24T23:00"), at("2026-10-25T02:30")) == ticks
+    for minute in range(150):
+        now = at("2026-10-25T00:05") + timedelta(minutes=minute)
+        assert schedule.previous(now) == max(tick for tick in ticks if tick <= now)
+        assert schedule.next(now) == min([tick for tick in ticks if tick > now] or [at("2026-10-25T03:05")])
+
+
+def test_kubernetes_loses_a_month_whose_first_midnight_is_missing() -> None:
+    """robfig's answer: from 30 September 23:00 it steps to 30 October and 30 November, then days into December."""
+    schedule = Schedule.parse("0 5 15 11 *", "America/Asuncion", policy=KUBERNETES)
+    assert schedule.next(at("1984-08-01")) == at("1984-12-15T08:00")
 
 
 def test_preview_is_what_next_says() -> None:
