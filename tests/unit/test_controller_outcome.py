@@ -145,9 +145,10 @@ def test_the_drain_notice_is_no_evidence_of_a_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deleted", "result"), [(29, Result.RELEASE), (30, Result.RELEASE), (31, Result.COMPLETE), (300, Result.COMPLETE)]
+    ("deleted", "result"),
+    [(29, Result.RELEASE), (30, Result.RELEASE), (32, Result.RELEASE), (33, Result.COMPLETE), (300, Result.COMPLETE)],
 )
-def test_a_deletion_in_the_same_second_counts_as_before(deleted: float, result: Result) -> None:
+def test_a_deletion_within_two_seconds_of_the_end_counts_as_before(deleted: float, result: Result) -> None:
     assert decided(workload=b.ended(0, 30), deleted=deleted).result is result
 
 

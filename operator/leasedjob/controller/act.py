@@ -296,6 +296,7 @@ class Actor:
             run.tick,
             run.attempt,
             run.fencing_token,
+            run.failures + run.interruptions,
         )
         await self._create(entry, view, attempt, run.created_at)
         return Progress(refresh=[run.id], leave_for=10.0)
@@ -313,6 +314,7 @@ class Actor:
             action.tick,
             result.attempt or 1,
             result.fencing_token or 0,
+            action.previous.failures + action.previous.interruptions if action.previous else 0,
         )
         first = action.previous.created_at if action.previous else result.db_now
         created = await self._create(entry, view, attempt, first)
@@ -366,7 +368,7 @@ class Actor:
                 )
                 return True
         # The claim goes back at once. If a Pod was created all the same (an answer was lost), it can't adopt any more.
-        wait = None if final else launch_retry_ms(view, attempt.number, first_claimed)
+        wait = None if final else launch_retry_ms(view, attempt.number, first_claimed, attempt.setbacks)
         reason = _reason("PodNotCreated", refusal)
         await self.store.release_claim(UUID(attempt.lease_id), UUID(attempt.claim_token), reason=reason, retry_ms=wait)
         self.metrics.pods_refused.inc()

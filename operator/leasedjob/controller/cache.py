@@ -59,7 +59,7 @@ class Entry:
     handled: dict[str, float] = field(
         default_factory=dict
     )  # actions that were just taken, and until when to leave them
-    trouble: str = ""  # why the last reconcile could not finish, for status
+    trouble: str = ""  # why the last reconcile could not finish; logged once
     backoff: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)  # lock key of a manual run -> why it doesn't start
 

@@ -296,6 +296,8 @@ class Engine:
 
     async def _orphans(self, key: Key) -> None:
         self.agenda.set(key, None)
+        for body in self.cache.runs_for(key):
+            await self.status.write_run(body, "", None, f"there is no LeasedJob {key[1]} in this namespace")
         for pod in self.cache.pods_for(key):
             await self._finish_orphan(pod)
 

@@ -18,6 +18,7 @@ from leasedjob.protocol import Seen, Testimony
 
 MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
 CLOCK_SLACK: Final = timedelta(seconds=30)  # most by which the API server's and the database's clocks may differ
+STOP_SLACK: Final = timedelta(seconds=2)  # most by which a node's clock may be behind the API server's
 BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
 
 
@@ -69,12 +70,15 @@ def _leased_to_the_end(t: Testimony, pod: PodFacts) -> bool:
 
 
 def _stopped_before_exit(pod: PodFacts) -> bool:
-    """A deletion or disruption came before the last workload container had ended (times are cut to whole seconds, so
-    the same second counts as before: an interruption is repeated, which is the safe reading)."""
+    """A deletion or disruption came before the last workload container had ended .
+
+    The stop is the API server's time and the end the node's, each cut to a second: an end that came up to STOP_SLACK
+    before the stop counts as brought about by it. An interruption is repeated, which is the safe reading.
+    """
     if pod.stop_requested_at is None:
         return False
     ends = [c.end.finished_at for c in pod.workload if c.end and c.end.finished_at]
-    return not ends or max(ends) >= pod.stop_requested_at
+    return not ends or max(ends) >= pod.stop_requested_at - STOP_SLACK
 
 
 def _describe(name: str, end: ContainerEnd) -> str:

@@ -45,6 +45,7 @@ class Attempt:
     tick: datetime | None
     number: int
     fencing_token: int
+    setbacks: int = 0  # earlier attempts of the run that did take the lease
 
 
 @dataclass(frozen=True, slots=True)

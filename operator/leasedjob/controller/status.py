@@ -164,25 +164,24 @@ class StatusWriter:
             if body is not None:
                 entry.body = body
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
+        waits = "Overlap: another run of this job is active" if not problem and manual_waits(view) else ""
         rows = {r.lock_key: r for r in view.rows.values()}
         requests = {r.uid: r for r in manual.requests(entry.code, runs)}
-        waits = "Overlap: another run of this job is active" if not problem and manual_waits(view) else ""
         for body in runs:
-            if manual.phase_of(body) in manual.FINAL:
-                continue
             request = requests.get(body["metadata"]["uid"])
             key = request.lock_key if request else ""
-            status = manual.status(
-                body,
-                code=entry.code,
-                run=rows.get(key),
-                problem=problem,
-                note=entry.notes.get(key, "") or waits,
-                now=view.now,
-            )
-            before: Json = body.get("status") or {}
-            if status != before and not manual.behind(before, status):
-                await self._patch("leasedjobruns", body, status, before)
+            note = entry.notes.get(key, "") or waits
+            await self.write_run(body, entry.code, rows.get(key), problem, note)
+
+    async def write_run(self, body: Json, code: str, run: Run | None, problem: str, note: str = "") -> None:
+        """Status of one LeasedJobRun; see `manual.status`."""
+        if manual.phase_of(body) in manual.FINAL:
+            return
+        now = self._clock.now()
+        status = manual.status(body, code=code, run=run, problem=problem, note=note, now=now)
+        before: Json = body.get("status") or {}
+        if status != before and not manual.behind(before, status):
+            await self._patch("leasedjobruns", body, status, before)
 
     async def _patch(self, plural: str, body: Json, status: dict[str, Any], old: Json) -> Json | None:
         """A merge patch only adds and replaces, so what is no longer true is set to null."""
