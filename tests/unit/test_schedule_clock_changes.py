@@ -160,6 +160,16 @@ def test_kubernetes_loses_a_month_whose_first_midnight_is_missing() -> None:
     assert schedule.next(at("1984-08-01")) == at("1984-12-15T08:00")
 
 
+def test_a_time_that_kubernetes_leaves_out_can_be_shown() -> None:
+    """CRON-02: a skip is visible."""
+    schedule = Schedule.parse("40 2 * * *", "America/Denver", policy=KUBERNETES)
+    window = at("2027-01-01"), at("2028-01-01")
+    assert [wall.isoformat() for wall in schedule.left_out(*window)] == ["2027-03-14T02:40:00"]
+    assert Schedule.parse("40 2 * * *", "America/Denver").left_out(*window) == ()
+    assert Schedule.parse("40 * * * *", "America/Denver", policy=KUBERNETES).left_out(*window) == ()
+    assert Schedule.parse("40 3 * * *", "America/Denver", policy=KUBERNETES).left_out(*window) == ()
+
+
 def test_preview_is_what_next_says() -> None:
     schedule = Schedule.parse("20 2 * * *", "Europe/Paris")
     after = at("2026-10-24T23:00")

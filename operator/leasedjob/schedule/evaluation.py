@@ -141,6 +141,22 @@ class Schedule:
         total = self._count_once(start, through) if once else self._count_real_time(start, through)
         return total, start == after
 
+    def left_out(self, after: datetime, through: datetime) -> tuple[datetime, ...]:
+        """The local times (naive) that the clock changes in (after, through] skip and that are not run for it.
+
+        Only under the policy Kubernetes and for fixed times, so that such a skip can be shown; at most one per change,
+        the first.
+        """
+        if self.policy is not ClockChangePolicy.Kubernetes or self.fields.real_time:
+            return ()
+        found: list[datetime] = []
+        for change in zones.clock_changes(self._zone, _utc(after), min(_utc(through), _END)):
+            at = change.at.replace(tzinfo=None)
+            wall = self._wall_after(at + change.before - _MINUTE)
+            if wall is not None and wall < at + change.after:
+                found.append(wall)
+        return tuple(found)
+
     # --- ticks by wall time -------------------------------------------------------------------------------------------
 
     def _next_once(self, after: datetime) -> datetime | None:
