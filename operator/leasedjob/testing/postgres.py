@@ -144,10 +144,14 @@ class PostgresServer:
         source = self._bin or embedded_bin()
         if self._account is None or self._bin is not None or self._reachable(source):
             return source
-        copy = self.directory / "pginstall"
+        package = source.parents[1]
+        copy = self.directory / "programs"
         if not copy.exists():
-            shutil.copytree(source.parent, copy, symlinks=True)
-        return copy / "bin"
+            # The programs look for their libraries in the folder beside the package's.
+            for folder in (package, package.with_name(f"{package.name}.libs")):
+                if folder.is_dir():
+                    shutil.copytree(folder, copy / folder.name, symlinks=True)
+        return copy / package.name / "pginstall" / "bin"
 
     @staticmethod
     def _reachable(path: Path) -> bool:
