@@ -171,8 +171,10 @@ class Engine:
         self.agenda.set(key, self.clock.now() + timedelta(seconds=max(delay, at_least)))
 
     async def _look_at(self, entry: Entry) -> None:
-        before = entry.code
+        before, generation = entry.code, entry.generation
         derive(entry, self.settings)
+        if entry.warning and entry.generation != generation:
+            await self.actor.events.record(entry.body, "ScheduleWarning", entry.warning, warning=True)
         if entry.code != before or entry.key not in self.cache.by_code.get(entry.code, ()):
             self.cache.index_code(entry, before)
         conflict = self._conflict(entry)

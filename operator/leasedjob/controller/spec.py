@@ -49,6 +49,7 @@ def derive(entry: Entry, settings: Settings) -> None:
         entry.problem = Reason.INVALID_SCHEDULE.value, str(e)
         return
     entry.policy = policy
+    entry.warning = "; ".join(policy.schedule.warnings) if policy.schedule else ""
     entry.template = entry.body["spec"]["template"]
     sidecar = parsed.sidecar
     entry.pull_secrets = tuple(s.name for s in (sidecar.image_pull_secrets if sidecar else None) or ())
