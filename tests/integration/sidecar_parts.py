@@ -288,6 +288,17 @@ class Pod:
         )
         return float(row["left"])
 
+    def left_when_fenced(self) -> float:
+        """How much of the lease was left when the answer became no; database and sidecar share this machine's clock."""
+        self.await_view(lambda v: bool(v["state"] == "fenced"))
+        until = time.monotonic() + 5
+        while (fenced_at := self.testimony().fenced_at) is None:
+            assert time.monotonic() < until
+            time.sleep(0.02)  # a file has no signal to wait on
+        row = self.row()
+        ends: float = row["modified_at"].timestamp() + row["lease_ms"] / 1000
+        return ends - fenced_at
+
     def row(self) -> dict[str, Any]:
         return self.database.row(uuid.UUID(self.lease_id))
 

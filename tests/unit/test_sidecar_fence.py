@@ -220,8 +220,8 @@ def test_failed_heartbeats_are_repeated_with_growing_pauses_until_trust_ends() -
     ("events", "due"),
     [
         pytest.param([], 1060.0, id="the next heartbeat"),
-        pytest.param([Tick(1060.0)], fence.FOREVER, id="one is on its way"),
-        pytest.param([Reported(1001.0, Outcome.FAIL)], fence.FOREVER, id="a report is on its way"),
+        pytest.param([Tick(1060.0)], 1000.0 + TRUST, id="one is on its way: the end of trust"),
+        pytest.param([Reported(1001.0, Outcome.FAIL)], 1000.0 + TRUST, id="a report is on its way: the same"),
         pytest.param(
             [Reported(1001.0, Outcome.FAIL), RecordAnswered(1002.0, True)], fence.FOREVER, id="it is recorded"
         ),

@@ -79,7 +79,7 @@ def stops_after(probe: Probe, *, refused: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    at: float
+    at: float  # from when on the answer is no
     reason: str
     lost: bool = False  # the database said so: no more heartbeats
 
@@ -175,8 +175,10 @@ class State:
 
     @property
     def due_at(self) -> float:
-        """When the next call is to be sent, if nothing else happens; infinite if none is."""
+        """When trust ends or the next call is to be sent, if nothing else happens; infinite if neither is to come."""
         due = FOREVER
+        if self.lease is not None and self.beating and self.fenced is None and not self.unconfirmed:
+            due = self.trusted_until
         if self.lease is None or self.call is not None:
             return due
         if self.pending is not None:
@@ -426,7 +428,7 @@ def _pass_time(state: State, at: float) -> State:
         return state
     reported = state.report is not None and state.report.recorded
     if state.fenced is None and not state.unconfirmed and at >= state.trusted_until and not reported:
-        state = replace(state, fenced=Fenced(at, _trust_ended(state)))
+        state = replace(state, fenced=Fenced(state.trusted_until, _trust_ended(state)))
     if not state.leased(at):
         return replace(state, broken=True) if state.well_at is not None and not state.broken else state
     if state.well_at is not None:
