@@ -404,7 +404,7 @@ END;
 -- counts are not the truth any more.
 CREATE FUNCTION leasedjob.ranges_are_stale(p_watermark timestamptz, p_ranges jsonb) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN p_ranges IS NOT NULL AND p_ranges <> '[]' AND EXISTS (
+RETURN EXISTS (
     SELECT FROM jsonb_to_recordset(p_ranges) AS x (first timestamptz, last timestamptz)
      WHERE x.first <= p_watermark AND x.last > p_watermark);
 
@@ -416,8 +416,9 @@ DECLARE
     v_decided  claim_decision[];
     v_answers  claim_answer[] := '{}';
     v_new      claim_answer[];
-    v_locked   text[];            -- codes whose lock we hold
-    v_rows     uuid[];            -- lease rows whose lock we hold
+    -- Objects, not arrays: looking a key up stays cheap, whatever plan is cached.
+    v_locked   jsonb;             -- {code: true}: codes whose lock we hold
+    v_rows     jsonb;             -- {id: true}: lease rows whose lock we hold
     v_waiting  text[] := '{}';    -- codes with a tick that has to wait: a later one must not pass it
     v_victims  uuid[];
     v_rounds   integer;
@@ -448,16 +449,40 @@ BEGIN
         RETURN;
     END IF;
 
-    v_locked := ARRAY(
-        SELECT c.code FROM job_code c
-         WHERE c.code IN (SELECT r.code FROM unnest(v_open) r)
-         ORDER BY c.code FOR NO KEY UPDATE SKIP LOCKED);
-    v_rows := ARRAY(
-        SELECT s.id FROM job_scheduler s
-         WHERE s.lock_key IN (SELECT r.lock_key FROM unnest(v_open) r JOIN unnest(v_locked) l (code) ON l.code = r.code)
-         ORDER BY s.lock_key FOR NO KEY UPDATE SKIP LOCKED);
+    SELECT coalesce(jsonb_object_agg(locked.code, true), '{}') INTO v_locked
+      FROM (SELECT c.code FROM job_code c
+             WHERE c.code IN (SELECT r.code FROM unnest(v_open) r)
+             ORDER BY c.code FOR NO KEY UPDATE SKIP LOCKED) locked;
+    SELECT coalesce(jsonb_object_agg(locked.id, true), '{}') INTO v_rows
+      FROM (SELECT s.id FROM job_scheduler s
+             WHERE s.lock_key IN (SELECT r.lock_key FROM unnest(v_open) r WHERE v_locked ? r.code)
+             ORDER BY s.lock_key FOR NO KEY UPDATE SKIP LOCKED) locked;
 
-    SELECT max(n) INTO v_rounds
+    -- What is locked elsewhere is not decided now.
+    v_new := ARRAY(
+        SELECT ROW(r.ordinal,
+                   CASE WHEN v_locked ? r.code OR registered.mine THEN 'busy' ELSE 'unregistered' END,
+                   s.id, NULL, s.attempt, s.fencing_token,
+                   CASE WHEN s.status = 'RUNNING' THEN expires_at(s.modified_at, s.lease_ms) END, clock_timestamp(),
+                   NULL,
+                   CASE WHEN v_locked ? r.code THEN 'the lease row is locked'
+                        WHEN registered.mine THEN 'the code is locked' ELSE '' END,
+                   s.retry_at)::claim_answer
+          FROM unnest(v_open) r
+          LEFT JOIN job_scheduler s ON s.lock_key = r.lock_key
+         CROSS JOIN LATERAL (
+               SELECT EXISTS (SELECT FROM job_registration g
+                               WHERE g.code = r.code AND g.cluster = p_cluster AND g.uid = r.job_uid) AS mine
+               ) registered
+         WHERE NOT v_locked ? r.code OR NOT v_rows ? s.id::text);
+    IF cardinality(v_new) > 0 THEN
+        v_answers := v_answers || v_new;
+        v_open := ARRAY(SELECT r FROM unnest(v_open) r
+                         WHERE NOT EXISTS (SELECT FROM unnest(v_new) a WHERE a.ordinal = r.ordinal)
+                         ORDER BY r.ordinal);
+    END IF;
+
+    SELECT coalesce(max(n), 0) INTO v_rounds
       FROM (SELECT count(*) AS n FROM unnest(v_open) r GROUP BY r.code) per_code;
 
     -- Requests of one code are decided one after the other, each seeing what the one before wrote.
@@ -472,9 +497,7 @@ BEGIN
             v_decided := ARRAY(
                 SELECT ROW(r, decided.action, s.id, s.attempt,
                            CASE WHEN s.status = 'RUNNING' THEN expires_at(s.modified_at, s.lease_ms) END,
-                           CASE WHEN decided.action = 'busy' AND c.code IS NULL THEN 'the code is locked'
-                                WHEN decided.action = 'busy' AND s.id IS NULL THEN 'the watermark moved'
-                                WHEN decided.action = 'busy' THEN 'the lease row is locked'
+                           CASE WHEN decided.action = 'busy' THEN 'the watermark moved'
                                 WHEN decided.action = 'end' AND s.stop_requested_at IS NULL THEN 'InterruptionLimit'
                                 WHEN decided.action = 'end' THEN s.stop_reason
                                 ELSE coalesce(s.reason, '') END,
@@ -490,9 +513,8 @@ BEGIN
                                    THEN 'replace'
                                    ELSE r.on_overlap END AS on_overlap
                          FROM job_registration g WHERE g.code = r.code) registered
-                  LEFT JOIN (job_code c JOIN unnest(v_locked) lc (code) ON lc.code = c.code) ON c.code = r.code
-                  LEFT JOIN (job_scheduler s LEFT JOIN unnest(v_rows) ls (id) ON ls.id = s.id)
-                         ON s.lock_key = r.lock_key
+                  JOIN job_code c ON c.code = r.code
+                  LEFT JOIN job_scheduler s ON s.lock_key = r.lock_key
                   LEFT JOIN LATERAL (
                        SELECT count(*) FILTER (WHERE o.status = 'RUNNING' AND NOT is_expired(o.modified_at, o.lease_ms))
                                   AS running,
@@ -501,14 +523,12 @@ BEGIN
                         WHERE o.code = r.code AND (o.status = 'RUNNING' OR o.retry_at IS NOT NULL)
                           AND o.lock_key <> r.lock_key) others ON registered.on_overlap <> 'allow'
                  CROSS JOIN LATERAL (SELECT CASE
-                       WHEN c.code IS NULL AND NOT registered.mine THEN 'unregistered'
-                       WHEN c.code IS NULL THEN 'busy'
                        WHEN NOT registered.mine THEN 'unregistered'
                        WHEN s.id IS NULL THEN CASE
                            WHEN r.tick > clock_timestamp() THEN 'future'
                            WHEN NOT r.manual AND r.tick <= c.watermark THEN 'past'
                            WHEN NOT r.manual AND r.code = ANY (v_waiting) THEN 'overlap_wait'
-                           WHEN ranges_are_stale(c.watermark, r.dropped) THEN 'busy'
+                           WHEN r.dropped <> '[]' AND ranges_are_stale(c.watermark, r.dropped) THEN 'busy'
                            WHEN NOT r.manual
                                 AND r.tick + r.starting_deadline_ms * interval '1 millisecond' < clock_timestamp()
                                 THEN 'missed'
@@ -520,7 +540,6 @@ BEGIN
                            ELSE 'insert' END
                        WHEN s.status = 'SUCCESS' THEN 'completed'
                        WHEN s.status = 'RUNNING' AND NOT is_expired(s.modified_at, s.lease_ms) THEN 'held'
-                       WHEN ls.id IS NULL THEN 'busy'
                        WHEN s.status = 'RUNNING' AND s.stop_requested_at IS NOT NULL THEN 'end'
                        WHEN s.status = 'RUNNING' AND s.pod_uid IS NOT NULL AND s.interruptions >= r.interruption_limit
                             THEN 'end'
@@ -567,7 +586,9 @@ BEGIN
                    data = NULL, started_at = clock_timestamp(), modified_at = clock_timestamp(),
                    changed_at = clock_timestamp()
               FROM unnest(v_decided) d
-             WHERE d.action = 'reclaim' AND s.id = d.id
+             -- The row is ours since it was locked, unless it came into being after that: then the last two lines decide.
+             WHERE d.action = 'reclaim' AND s.id = d.id AND s.attempt = d.attempt
+               AND (s.status = 'FAIL' OR (s.status = 'RUNNING' AND is_expired(s.modified_at, s.lease_ms)))
             RETURNING s.id, s.lock_key, s.owner_token, s.attempt, s.fencing_token, s.modified_at, s.lease_ms
         ), taken AS (
             SELECT * FROM fresh UNION ALL SELECT * FROM reclaimed
