@@ -394,6 +394,19 @@ async def test_changed_since_sees_transitions_but_not_heartbeats(
     assert await store.changed_since("west", minute) == []
 
 
+async def test_lists_leave_huge_data_out_and_a_single_row_has_it(
+    store: OperatorStore, sidecar: SidecarStore, minute: datetime
+) -> None:
+    await registered(store)
+    id, token = await adopted(store, sidecar, minute)
+    data = {"text": "".join(uuid4().hex for _ in range(1000))}
+    sidecar.finish(id, token, Outcome.COMPLETE, data)
+    (run,) = await store.changed_since(CLUSTER, minute)
+    assert run.data == {"truncated": True}
+    assert (await store.recent_runs(CLUSTER, [CODE], 1))[CODE][0].data == {"truncated": True}
+    assert (await store.runs_by_id(CLUSTER, [id]))[id].data == data
+
+
 async def test_recent_runs_are_the_last_ones_of_each_code(store: OperatorStore, minute: datetime) -> None:
     await registered(store, "shop/a", "shop/b")
     for n in range(4):

@@ -21,7 +21,7 @@ from leasedjob.errors import DatabaseUnavailableError
 from leasedjob.lease.database import Credentials, connections, operator_pool
 from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, Outcome, OverlapRule
 from leasedjob.lease.statements import statement
-from leasedjob.lease.store import OperatorStore
+from leasedjob.lease.store import OperatorStore, SidecarStore
 
 from .conftest import CLUSTER, CODE, Database, claimed, registered, registration, request
 
@@ -136,6 +136,30 @@ async def test_forbid_is_never_violated(store: OperatorStore, database: Database
     ran = {row["tick"] for row in database.rows("SELECT tick FROM leasedjob.job_scheduler")}
     assert not skipped & ran
     assert len(skipped) == seen[ClaimVerdict.OVERLAP_SKIPPED]
+
+
+async def test_a_heartbeat_that_has_not_committed_yet_still_counts_for_overlap(
+    store: OperatorStore, database: Database, minute: datetime
+) -> None:
+    """The beat came in time, but its transaction ends late: by then the row that others see looks expired."""
+    await registered(store)
+    first = await claimed(store, minute, run_lease_ms=300)
+    assert first.id is not None
+    assert first.owner_token is not None
+    token = uuid4()
+    holder = database.connect()
+    SidecarStore(holder).adopt(first.id, first.owner_token, token, pod_uid="p", pod_name="p")
+    with holder.transaction():
+        holder.execute("SELECT pg_sleep(0.2)")
+        assert SidecarStore(holder).heartbeat(first.id, token).held
+        database.connect().execute("SELECT pg_sleep(0.15)")
+        wanted = request(minute + SECOND, on_overlap=OverlapRule.WAIT)
+        (result,) = await store.claim_runs(CLUSTER, [wanted])
+        assert result.verdict is ClaimVerdict.OVERLAP_WAIT
+    holder.execute("SELECT pg_sleep(0.35)")
+    (result,) = await store.claim_runs(CLUSTER, [wanted])
+    assert result.verdict is ClaimVerdict.CLAIMED
+    assert not SidecarStore(holder).heartbeat(first.id, token).held
 
 
 async def test_two_batches_in_opposite_order_do_not_deadlock(

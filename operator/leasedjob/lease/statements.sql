@@ -36,25 +36,25 @@ SELECT leasedjob.request_stop(%(ids)s::uuid[], %(reason)s) AS done;
 
 -- name: active_rows
 -- Every run of a registered code that is RUNNING or has a retry left.
-SELECT s.*, clock_timestamp() AS db_now
-  FROM leasedjob.job_registration g JOIN leasedjob.job_scheduler s ON s.code = g.code
+SELECT s.*
+  FROM leasedjob.job_registration g JOIN leasedjob.run_summary s ON s.code = g.code
  WHERE g.cluster = %(cluster)s AND (s.status = 'RUNNING' OR s.retry_at IS NOT NULL)
  ORDER BY s.code, s.created_at, s.id;
 
 -- name: changed_since
--- Runs of registered codes that changed, oldest change first.
-SELECT s.*, clock_timestamp() AS db_now
-  FROM leasedjob.job_scheduler s
+-- Runs of registered codes that changed, oldest change first. No limit: whoever asks with an overlap would never get
+-- past a page that lies within it.
+SELECT s.*
+  FROM leasedjob.run_summary s
  WHERE s.changed_at >= %(since)s
    AND EXISTS (SELECT FROM leasedjob.job_registration g WHERE g.code = s.code AND g.cluster = %(cluster)s)
- ORDER BY s.changed_at, s.id
- LIMIT 1000;
+ ORDER BY s.changed_at, s.id;
 
 -- name: recent_runs
 -- The last runs of each code, newest first.
-SELECT s.*, clock_timestamp() AS db_now
+SELECT s.*
   FROM unnest(%(codes)s::text[]) c (code)
- CROSS JOIN LATERAL (SELECT * FROM leasedjob.job_scheduler r
+ CROSS JOIN LATERAL (SELECT * FROM leasedjob.run_summary r
                       WHERE r.code = c.code ORDER BY r.created_at DESC, r.id LIMIT %(limit)s) s
  ORDER BY s.code, s.created_at DESC, s.id;
 

@@ -211,9 +211,10 @@ class OperatorStore:
         return [_run(row, cluster) for row in await self._rows("active_rows", cluster=cluster)]
 
     async def changed_since(self, cluster: str, since: datetime) -> list[Run]:
-        """Rows of registered codes with `changed_at` >= since, oldest change first, at most 1,000.
+        """Rows of registered codes with `changed_at` >= since, oldest change first.
 
-        Transactions may commit in another order than they read the clock: ask with an overlap of some seconds.
+        Transactions may commit in another order than they read the clock: ask with an overlap of some seconds. As in
+        the other lists, data of more than 4 KiB reads `{"truncated": true}`; `runs_by_id` has it whole.
         """
         return [_run(row, cluster) for row in await self._rows("changed_since", cluster=cluster, since=since)]
 

@@ -164,6 +164,16 @@ LANGUAGE sql STABLE
 RETURN EXISTS (SELECT FROM leasedjob.tenant_role t WHERE t.role = session_user AND t.tenant = p_tenant)
     OR pg_has_role(session_user, current_user, 'USAGE');
 
+-- Rows as an operator polls them: huge data stays where it is.
+CREATE VIEW leasedjob.run_summary AS
+SELECT id, lock_key, type, code, run_key, name, status, outcome, owner_token, attempt, failures, interruptions,
+       backoff_limit, interruption_limit, fencing_token, lease_ms, run_lease_ms, cluster, namespace, job_name, job_uid,
+       tenant, holder, pod_name, pod_uid, tick, manual, created_at, started_at, adopted_at, finished_at,
+       stop_requested_at, stop_reason, retry_at, reason,
+       CASE WHEN pg_column_size(data) > 4096 THEN '{"truncated": true}'::jsonb ELSE data END AS data,
+       modified_at, changed_at, clock_timestamp() AS db_now
+  FROM leasedjob.job_scheduler;
+
 -- -------------------------------------------------------------------------------------------------------------------
 -- How an attempt ends: the one place that writes a final state. The caller holds the row's lock and checked its right.
 -- -------------------------------------------------------------------------------------------------------------------
@@ -457,6 +467,14 @@ BEGIN
       FROM (SELECT s.id FROM job_scheduler s
              WHERE s.lock_key IN (SELECT r.lock_key FROM unnest(v_open) r WHERE v_locked ? r.code)
              ORDER BY s.lock_key FOR NO KEY UPDATE SKIP LOCKED) locked;
+    -- Other runs of these codes that look expired: only one whose lock we hold has surely expired, for a heartbeat that
+    -- was in time may not have committed yet.
+    SELECT v_rows || coalesce(jsonb_object_agg(locked.id, true), '{}') INTO v_rows
+      FROM (SELECT s.id FROM job_scheduler s
+             WHERE s.code IN (SELECT r.code FROM unnest(v_open) r WHERE v_locked ? r.code)
+               AND (s.status = 'RUNNING' OR s.retry_at IS NOT NULL)
+               AND s.status = 'RUNNING' AND is_expired(s.modified_at, s.lease_ms)
+             ORDER BY s.lock_key FOR NO KEY UPDATE SKIP LOCKED) locked;
 
     -- What is locked elsewhere is not decided now.
     v_new := ARRAY(
@@ -516,8 +534,8 @@ BEGIN
                   JOIN job_code c ON c.code = r.code
                   LEFT JOIN job_scheduler s ON s.lock_key = r.lock_key
                   LEFT JOIN LATERAL (
-                       SELECT count(*) FILTER (WHERE o.status = 'RUNNING' AND NOT is_expired(o.modified_at, o.lease_ms))
-                                  AS running,
+                       SELECT count(*) FILTER (WHERE o.status = 'RUNNING'
+                                  AND (NOT is_expired(o.modified_at, o.lease_ms) OR NOT v_rows ? o.id::text)) AS running,
                               count(*) FILTER (WHERE o.status = 'FAIL') AS retrying
                          FROM job_scheduler o
                         WHERE o.code = r.code AND (o.status = 'RUNNING' OR o.retry_at IS NOT NULL)
