@@ -221,11 +221,13 @@ def test_failed_heartbeats_are_repeated_with_growing_pauses_until_trust_ends() -
     [
         pytest.param([], 1060.0, id="the next heartbeat"),
         pytest.param([Tick(1060.0)], 1000.0 + TRUST, id="one is on its way: the end of trust"),
-        pytest.param([Reported(1001.0, Outcome.FAIL)], 1000.0 + TRUST, id="a report is on its way: the same"),
+        pytest.param([Reported(1001.0, Outcome.COMPLETE)], 1000.0 + TRUST, id="a report is on its way: the same"),
         pytest.param(
             [Reported(1001.0, Outcome.FAIL), RecordAnswered(1002.0, True)], fence.FOREVER, id="it is recorded"
         ),
-        pytest.param([Reported(1001.0, Outcome.FAIL), CallFailed(1002.0, "down", 0.0)], 1002.5, id="a report again"),
+        pytest.param(
+            [Reported(1001.0, Outcome.COMPLETE), CallFailed(1002.0, "down", 0.0)], 1002.5, id="a report again"
+        ),
         pytest.param([BeatAnswered(1001.0, 1001.0, False)], fence.FOREVER, id="lost"),
     ],
 )
@@ -493,14 +495,37 @@ def test_a_report_that_cannot_be_stored_is_refused_and_may_be_made_anew() -> Non
     holder.feed(RecordRefused(1002.0, "data is larger than 256 KiB"))
     assert report_status(holder.state, Outcome.COMPLETE) == (422, "data is larger than 256 KiB")
     assert holder.seen is Seen.LEASED
-    assert holder.feed(Reported(1003.0, Outcome.FAIL)) == [Record(Outcome.FAIL, None)]
+    assert holder.feed(Reported(1003.0, Outcome.COMPLETE)) == [Record(Outcome.COMPLETE, None)]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.RELEASE])
+def test_what_makes_a_run_claimable_is_recorded_when_the_workload_has_ended(outcome: Outcome) -> None:
+    """A successor must not meet the workload that reported it."""
+    holder = Holder().start()
+    assert holder.feed(Reported(1001.0, outcome, "why")) == []
+    assert report_status(holder.state, outcome) == (202, "to be recorded when the workload has ended")
+    assert report_status(holder.state, Outcome.COMPLETE) == (409, f"{outcome} was reported before")
+    assert holder.tick(1060.0) == [Beat()], "heartbeats go on"
+    assert holder.seen is Seen.REPORTED, "should the sidecar be killed, the operator records it"
+    holder.feed(BeatAnswered(1060.5, 1060.0, True))
+    assert holder.feed(Term(1070.0)) == [Record(outcome, "why")]
+    assert holder.feed(RecordAnswered(1070.2, True)) == [Leave()]
+
+
+def test_a_lease_that_is_lost_while_a_failure_waits_fences() -> None:
+    holder = Holder().start()
+    holder.feed(Reported(1001.0, Outcome.FAIL))
+    holder.tick(1060.0)
+    holder.feed(BeatAnswered(1060.5, 1060.0, False))
+    assert not holder.ask()
+    assert report_status(holder.state, Outcome.FAIL) == (409, "the lease is lost")
 
 
 def test_failing_reports_and_heartbeats_take_turns() -> None:
     holder = Holder().start()
     holder.tick(1060.0)
     holder.feed(CallFailed(1061.0, "down"))
-    holder.feed(Reported(1061.1, Outcome.FAIL))
+    holder.feed(Reported(1061.1, Outcome.COMPLETE))
     kinds: list[type[fence.Action]] = []
     for _ in range(100):
         sent = [type(a) for a in holder.tick(holder.at + 0.5) if isinstance(a, Beat | Record)]

@@ -10,8 +10,9 @@ shorten trust; ownership itself is judged by the database's clock alone (docs/de
   request. Nothing leads back from FENCED, not even a restart of the process (the state is kept in the handoff volume).
 - UNCONFIRMED is a holder that starts with no trust left (its predecessor was killed): it answers "no", and the first
   answered heartbeat makes it LEASED.
-- A report of the workload (complete, fail, release) is sent until the database has answered; it stands beside the
-  phase, because finished work is recorded as what it was as long as nobody reclaimed.
+- A report of the workload stands beside the phase, because finished work is recorded as what it was as long as nobody
+  reclaimed. "complete" is sent at once, until the database has answered: nobody runs it again. "fail" and "release"
+  make the run claimable, so they are sent when the workload has ended (SIGTERM): its successor must not meet it.
 - Suspicion: after a silence that was long enough for the kubelet to have decided to stop a container, the holder does
   not testify "leased to the end" until a later probe of that container was answered with yes.
 """
@@ -174,6 +175,12 @@ class State:
         return report if report and not (report.recorded or report.refused or report.rejected) else None
 
     @property
+    def sendable(self) -> Report | None:
+        """A pending report that may be sent by now."""
+        report = self.pending
+        return report if report and (report.outcome is Outcome.COMPLETE or self.leaving is not None) else None
+
+    @property
     def due_at(self) -> float:
         """When trust ends or the next call is to be sent, if nothing else happens; infinite if neither is to come."""
         due = FOREVER
@@ -181,8 +188,8 @@ class State:
             due = self.trusted_until
         if self.lease is None or self.call is not None:
             return due
-        if self.pending is not None:
-            due = min(due, self.pending.next_at)
+        if self.sendable is not None:
+            due = min(due, self.sendable.next_at)
         if self.beating:
             due = min(due, self.beat_at)
         return due
@@ -503,10 +510,10 @@ def _beat_answered(state: State, event: BeatAnswered) -> State:
         late_seconds=max(counts.late_seconds, late),
     )
     if not event.held:
-        if state.pending is not None:
+        if state.sendable is not None:
             # Our own report may have been recorded and its answer lost; only sending it again tells.
             return replace(
-                state, counts=counts, report=replace(state.pending, next_at=event.at), last_kind=CallKind.BEAT
+                state, counts=counts, report=replace(state.sendable, next_at=event.at), last_kind=CallKind.BEAT
             )
         if state.report is not None and state.report.recorded:
             return replace(state, counts=counts)
@@ -600,7 +607,11 @@ def report_status(state: State, outcome: Outcome) -> tuple[int, str] | None:
         return 503, "try again"
     if report.refused:
         return 422, report.refused
-    return None if report.outcome is outcome else (409, f"{report.outcome} was reported before")
+    if report.outcome is not outcome:
+        return 409, f"{report.outcome} was reported before"
+    if state.sendable is not None:
+        return None
+    return (409, "the lease is lost") if state.lost else (202, "to be recorded when the workload has ended")
 
 
 def _record_answered(state: State, event: RecordAnswered) -> State:
@@ -625,7 +636,7 @@ def _due(state: State, at: float) -> tuple[State, tuple[Action, ...]]:
         overdue = at - state.call.since >= lease.call_limit and at - state.call.cut_at >= 1.0
         return (replace(state, call=replace(state.call, cut_at=at)), (Cut(),)) if overdue else (state, ())
     wanted = []
-    if state.pending is not None and at >= state.pending.next_at:
+    if state.sendable is not None and at >= state.sendable.next_at:
         wanted.append(CallKind.RECORD)
     if state.beating and at >= state.beat_at:
         wanted.append(CallKind.BEAT)
@@ -634,8 +645,8 @@ def _due(state: State, at: float) -> tuple[State, tuple[Action, ...]]:
     # Both due and failing: take turns, so that neither starves the other.
     kind = wanted[0] if len(wanted) == 1 or state.last_kind is not CallKind.RECORD else CallKind.BEAT
     state = replace(state, call=Call(kind, at), last_kind=kind)
-    if kind is CallKind.RECORD and state.pending is not None:
-        return state, (Record(state.pending.outcome, state.pending.data),)
+    if kind is CallKind.RECORD and state.sendable is not None:
+        return state, (Record(state.sendable.outcome, state.sendable.data),)
     return state, (Beat(),)
 
 
