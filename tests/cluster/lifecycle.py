@@ -21,11 +21,13 @@ from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError, Progress, clean_environment, output, tail, wait_for
 
-# Numbers of the clusters that the Makefile uses; any other name takes the first free one from 10 on.
+# Numbers of the clusters that the Makefile uses; any other name, or one whose number is taken by a cluster of another
+# cache folder, takes the first free one from 10 on.
 KNOWN_INDEX = {"demo": 1, "test": 2, "test-b": 3}
 FIRST_FREE_INDEX = 10
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 START_SECONDS = 120.0
+RECOVERY_SECONDS = 30.0
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------
@@ -106,8 +108,8 @@ def _link_exists(link: str) -> bool:
 
 def choose_index(name: str, taken: set[int]) -> int:
     """The number of a new cluster: the known one, else the first free one."""
-    if name in KNOWN_INDEX:
-        return KNOWN_INDEX[name]
+    if (known := KNOWN_INDEX.get(name)) is not None and known not in taken:
+        return known
     return next(i for i in range(FIRST_FREE_INDEX, 251) if i not in taken)
 
 
@@ -120,7 +122,7 @@ def up(cache: Cache, name: str, progress: Progress, *, index: int | None = None,
         raise ClusterError("a one-node Kubernetes needs root: its containers, mounts and network are made directly")
     with _locked(cache, name):
         node = find(cache, name)
-        if node is not None and healthy(node):
+        if node is not None and _recovers(node, progress):
             progress.say(f"cluster {name} is up: {node.kubeconfig}")
             return node
         if node is not None:
@@ -128,13 +130,7 @@ def up(cache: Cache, name: str, progress: Progress, *, index: int | None = None,
             _remove(node)
         packages.ensure(packages.RUN, cache, progress)
         programs = binaries.ensure(cache, progress)
-        taken = {n.index for n in find_all(cache)} | {i for i in range(1, 251) if _link_exists(f"lj{i}")}
-        node = Node(name, index or choose_index(name, taken), cache.clusters / name, programs, fast_node_loss)
-        if _link_exists(node.link):
-            raise ClusterError(
-                f"the network interface {node.link} exists already: another cluster (of another cache folder?) has "
-                f"number {node.index}; remove that one, or choose another number with --index"
-            )
+        node = _reserve(cache, name, programs, index, fast_node_loss)
         try:
             _start(node, progress)
             load(node, [images.pause_archive(cache, programs), images.base_archive(cache, progress)], progress)
@@ -148,12 +144,39 @@ def up(cache: Cache, name: str, progress: Progress, *, index: int | None = None,
         return node
 
 
+def _recovers(node: Node, progress: Progress) -> bool:
+    """Whether a cluster is healthy, or becomes so: one that is only busy must not be thrown away."""
+    if main_pid(node) is None:
+        return False
+    if healthy(node):
+        return True
+    progress.say(f"cluster {node.name} does not answer; waiting {RECOVERY_SECONDS:.0f} s for it")
+    with contextlib.suppress(ClusterError):
+        wait_for("it to answer", lambda: healthy(node), timeout=RECOVERY_SECONDS, log=node.log / "apiserver.log")
+        return True
+    return False
+
+
+def _reserve(cache: Cache, name: str, programs: Path, index: int | None, fast_node_loss: bool) -> Node:
+    """A new cluster's number and folder, taken under a lock, and the host's fixed address."""
+    with _locked(cache, "numbers"):
+        taken = {n.index for n in find_all(cache)} | {i for i in range(1, 251) if _link_exists(f"lj{i}")}
+        node = Node(name, index or choose_index(name, taken), cache.clusters / name, programs, fast_node_loss)
+        if node.index in taken:
+            raise ClusterError(f"another cluster has number {node.index}; choose another one with --index")
+        node.folder.mkdir(parents=True, exist_ok=True)
+        node.folder.chmod(0o700)
+        state = {"index": node.index, "binaries": str(programs), "fast_node_loss": fast_node_loss}
+        (node.folder / "cluster.json").write_text(json.dumps(state))
+        if not _link_exists(onenode.HOST_BRIDGE):
+            _all(onenode.host_bridge_commands(), node)
+        return node
+
+
 def _start(node: Node, progress: Progress) -> None:
     progress.say(f"starting Kubernetes {binaries.KUBERNETES}: cluster {node.name}, {node.address}")
     _write_files(node)
     _make_cgroups(node)
-    if not _link_exists(onenode.HOST_BRIDGE):
-        _all(onenode.host_bridge_commands(), node)
     with (node.log / "init.log").open("ab") as log:
         process = subprocess.Popen(
             onenode.start_command(node),
@@ -233,14 +256,10 @@ def _all(commands: list[list[str]], node: Node, *, cwd: Path | None = None) -> N
 
 def _write_files(node: Node) -> None:
     folder = node.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
     for sub in ("log/pods", "log/containers", "varlib/kubelet", "varlib/cni", "varlib/containerd"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
     for sub in ("etcd", "net.d", "pids", "pki", "sysctl", "tmp", "volplugins"):
         (folder / sub).mkdir(exist_ok=True)
-    state = {"index": node.index, "binaries": str(node.binaries), "fast_node_loss": node.fast_node_loss}
-    (folder / "cluster.json").write_text(json.dumps(state))
     pki = folder / "pki"
     _all(onenode.ca_commands(), node, cwd=pki)
     for name, (subject, alternative) in onenode.leaf_certificates(node).items():
@@ -319,8 +338,9 @@ def down(cache: Cache, name: str, progress: Progress) -> None:
             progress.say(f"no cluster {name}")
             return
         _remove(node)
-        if not find_all(cache) and _link_exists(onenode.HOST_BRIDGE) and not _other_links():
-            _all([["ip", "link", "del", onenode.HOST_BRIDGE]], node)
+        with _locked(cache, "numbers"):
+            if not find_all(cache) and _link_exists(onenode.HOST_BRIDGE) and not _other_links():
+                _all([["ip", "link", "del", onenode.HOST_BRIDGE]], node)
         progress.say(f"cluster {name} is removed")
 
 

@@ -2,7 +2,7 @@
 
 Everything from etcd to the containers runs under one `unshare`: killing it kills all, and every mount vanishes with the
 mount namespace. On the host there are only a veth `lj<index>`, the bridge `ljhost` (10.99.0.1, shared by all clusters:
-the address of a PostgreSQL that outlives a cluster), cgroups `leasedjob-<name>` and the cluster's folder in the cache.
+the address of a PostgreSQL beside them), cgroups `leasedjob-<name>-<index>` and the cluster's folder in the cache.
 The cluster has no default route: nothing leaves it. This module is the pure part: addresses, configurations, commands.
 """
 
@@ -65,7 +65,7 @@ class Node:
 
     @property
     def cgroup(self) -> str:
-        return f"leasedjob-{self.name}"
+        return f"leasedjob-{self.name}-{self.index}"
 
     @property
     def kubeconfig(self) -> Path:

@@ -46,7 +46,7 @@ def test_configurations_can_be_read_and_stay_inside(node: Node) -> None:
     containerd = tomllib.loads(onenode.containerd_config(node))
     assert containerd["grpc"]["address"] == str(node.socket)
     kubelet = json.loads(onenode.kubelet_config(node))
-    assert kubelet["cgroupRoot"] == "/leasedjob-test"
+    assert kubelet["cgroupRoot"] == "/leasedjob-test-7"
     assert kubelet["enforceNodeAllocatable"] == []
 
 
@@ -86,7 +86,8 @@ def test_a_partition_cuts_both_directions() -> None:
 
 
 def test_a_name_keeps_its_number_and_a_new_one_takes_a_free_one() -> None:
-    assert lifecycle.choose_index("demo", {1}) == 1
+    assert lifecycle.choose_index("demo", {2}) == 1
+    assert lifecycle.choose_index("demo", {1, 2}) == 10
     assert lifecycle.choose_index("mine", {1, 2, 10, 11}) == 12
 
 
