@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from psycopg import conninfo, sql
 from psycopg.rows import DictRow, dict_row
 
 from leasedjob.identity import RunIdentity, run_key_for
-from leasedjob.lease.database import Credentials, connect_sync, operator_pool
+from leasedjob.lease.database import Credentials, Pool, connect_sync, operator_pool
 from leasedjob.lease.migrate import migrate
 from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, OverlapRule, Registration
 from leasedjob.lease.store import OperatorStore, SidecarStore
@@ -141,6 +142,13 @@ async def store(database: Database) -> AsyncIterator[OperatorStore]:
     """An operator's store on a pool, as the operator makes it."""
     async with operator_pool(database.credentials, max_size=4) as pool:
         yield OperatorStore(pool.connection)
+
+
+async def warm(pool: Pool, size: int) -> None:
+    """Opens that many connections, so that a race is decided in the server."""
+    async with AsyncExitStack() as stack:
+        for _ in range(size):
+            await stack.enter_async_context(pool.connection())
 
 
 @pytest.fixture

@@ -12,18 +12,15 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
-from psycopg.rows import DictRow
-from psycopg_pool import AsyncConnectionPool
 
 from leasedjob.errors import DatabaseUnavailableError
-from leasedjob.lease.database import Credentials, connections, operator_pool
+from leasedjob.lease.database import Credentials, Pool, connections, operator_pool
 from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, Outcome, OverlapRule
 from leasedjob.lease.statements import statement
 from leasedjob.lease.store import OperatorStore, SidecarStore
 
-from .conftest import CLUSTER, CODE, Database, claimed, registered, registration, request
+from .conftest import CLUSTER, CODE, Database, claimed, registered, registration, request, warm
 
 pytestmark = pytest.mark.integration
 CLAIMERS = 10
@@ -31,15 +28,15 @@ SECOND = timedelta(seconds=1)
 
 
 @pytest.fixture
-async def pool(database: Database) -> AsyncIterator[AsyncConnectionPool[psycopg.AsyncConnection[DictRow]]]:
+async def pool(database: Database) -> AsyncIterator[Pool]:
     """One open connection for each claimer: the server decides who comes first."""
-    async with operator_pool(database.credentials, min_size=CLAIMERS, max_size=CLAIMERS) as pool:
-        await pool.wait()
+    async with operator_pool(database.credentials, max_size=CLAIMERS) as pool:
+        await warm(pool, CLAIMERS)
         yield pool
 
 
 @pytest.fixture
-def store(pool: AsyncConnectionPool[psycopg.AsyncConnection[DictRow]]) -> OperatorStore:
+def store(pool: Pool) -> OperatorStore:
     return OperatorStore(pool.connection)
 
 
@@ -180,7 +177,7 @@ async def test_two_batches_in_opposite_order_do_not_deadlock(
 
 
 async def test_a_heartbeat_and_a_reclaim_are_never_both_right(
-    store: OperatorStore, database: Database, pool: AsyncConnectionPool[Any], minute: datetime
+    store: OperatorStore, database: Database, pool: Pool, minute: datetime
 ) -> None:
     """Leases of 40 ms are beaten and reclaimed around their end; after a reclaim, the old owner never beats again."""
     await registered(store)

@@ -37,7 +37,7 @@ from leasedjob.lease import (
 )
 from leasedjob.lease.database import connect_sync, connections
 
-from .conftest import Database, lock_row
+from .conftest import Database, lock_row, warm
 
 pytestmark = pytest.mark.integration
 
@@ -481,8 +481,8 @@ async def test_a_database_without_the_schema_names_the_command(empty_database: D
 async def service(database: Database) -> AsyncIterator[JobSchedulerService]:
     from leasedjob.lease.database import operator_pool
 
-    async with operator_pool(database.credentials, min_size=8, max_size=8) as pool:
-        await pool.wait()
+    async with operator_pool(database.credentials, max_size=8) as pool:
+        await warm(pool, 8)
         yield JobSchedulerService(pool.connection)
 
 

@@ -7,23 +7,24 @@ PgBouncer in transaction mode.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import select
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow, dict_row
 
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError, SchemaMissingError
-
-if TYPE_CHECKING:
-    from psycopg_pool import AsyncConnectionPool
 
 CONNECT_TIMEOUT_SECONDS: Final = 10
 # A peer that vanished without a reset is noticed within about 25 s, long before the kernel's own 15 minutes.
@@ -248,7 +249,7 @@ def classify(error: BaseException) -> Fault:
         return _by_state(error.sqlstate, error)
     if isinstance(error, TimeoutError):
         return Fault(FaultKind.TRANSIENT, f"{_CONNECTING[-2][2]}")
-    if isinstance(error, psycopg.OperationalError | OSError) or type(error).__name__ == "PoolTimeout":
+    if isinstance(error, psycopg.OperationalError | OSError):
         text = str(error)
         for pattern, kind, message in _CONNECTING_PATTERNS:
             if pattern.search(text):
@@ -365,40 +366,110 @@ def connections(credentials: Credentials, *, application_name: str = "leasedjob"
     return connection
 
 
+class Pool:
+    """A few connections for a long-running process, opened when they are needed.
+
+    It differs from general pools in what a fault looks like: whoever asks gets the real cause at once (a refused
+    login, a certificate, a name that doesn't resolve), not a timeout of the pool. A connection is replaced after
+    `max_lifetime` seconds, so a rotated password is in use by then, and one that the server has ended is noticed before
+    it is handed out.
+
+    Args:
+        max_size: how many connections may be open; whoever comes later waits.
+        max_lifetime, max_idle: seconds.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        max_size: int = 4,
+        timeout: float = CONNECT_TIMEOUT_SECONDS,
+        application_name: str = "leasedjob",
+        max_lifetime: float = 600.0,
+        max_idle: float = 60.0,
+    ) -> None:
+        self._credentials = credentials
+        self._timeout = timeout
+        self._name = application_name
+        self._max_lifetime = max_lifetime
+        self._max_idle = max_idle
+        self._free = asyncio.Semaphore(max_size)
+        self._idle: list[_Pooled] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes what is idle, and what is in use once it comes back. Idempotent."""
+        self._closed = True
+        await self._drop(self._idle)
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[DictRow]]:
+        """A connection in autocommit, for the length of the block.
+
+        Raises:
+            DatabaseUnavailableError, DatabaseRefusedError: no connection could be opened, and why.
+        """
+        async with self._free:
+            pooled = await self._take()
+            try:
+                yield pooled.connection
+            except (psycopg.OperationalError, psycopg.InterfaceError):
+                if pooled.connection.closed:
+                    await self._drop(self._idle)  # what ended this one has probably ended the others
+                raise
+            finally:
+                # A statement that was cut short leaves its connection in the middle of an answer.
+                if self._closed or pooled.connection.info.transaction_status != TransactionStatus.IDLE:
+                    await pooled.connection.close()
+                else:
+                    pooled.since = time.monotonic()
+                    self._idle.append(pooled)
+
+    async def _take(self) -> _Pooled:
+        while self._idle:
+            pooled = self._idle.pop()  # the one used last: the others may grow old and be closed
+            now = time.monotonic()
+            if now - pooled.opened < self._max_lifetime and now - pooled.since < self._max_idle and pooled.silent():
+                return pooled
+            await pooled.connection.close()
+        opened = await connect_async(self._credentials, self._timeout, application_name=self._name)
+        now = time.monotonic()
+        return _Pooled(opened, now, now)
+
+    @staticmethod
+    async def _drop(idle: list[_Pooled]) -> None:
+        while idle:
+            await idle.pop().connection.close()
+
+
+@dataclass(slots=True)
+class _Pooled:
+    connection: psycopg.AsyncConnection[DictRow]
+    opened: float
+    since: float  # idle since
+
+    def silent(self) -> bool:
+        """An idle connection has nothing to say; one that is readable has been ended by the server."""
+        if self.connection.closed:
+            return False
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR)
+        return not poll.poll(0)
+
+
 def operator_pool(
     credentials: Credentials,
     *,
-    min_size: int = 1,
     max_size: int = 4,
     timeout: float = CONNECT_TIMEOUT_SECONDS,
     application_name: str = "leasedjob-operator",
-) -> AsyncConnectionPool[psycopg.AsyncConnection[DictRow]]:
-    """A pool for a long-running process; `await pool.open()` it, give `pool.connection` to a store, close it last.
-
-    Credentials are read for each new connection, and a connection is replaced after at most 10 minutes, so a rotated
-    password is in use by then. Opening doesn't wait for the database.
-    """
-    from psycopg_pool import AsyncConnectionPool
-
-    async def conninfo_now() -> str:
-        return credentials.conninfo()
-
-    return AsyncConnectionPool(
-        conninfo_now,
-        connection_class=psycopg.AsyncConnection[DictRow],
-        kwargs={
-            "autocommit": True,
-            "prepare_threshold": None,
-            "row_factory": dict_row,
-            **_parameters(application_name, timeout),
-        },
-        min_size=min_size,
-        max_size=max_size,
-        max_lifetime=600,
-        max_idle=60,
-        timeout=timeout,
-        reconnect_timeout=0,
-        check=AsyncConnectionPool.check_connection,
-        open=False,
-        name=application_name,
-    )
+) -> Pool:
+    """The operator's pool: an asynchronous context manager whose `connection` a store takes. Close it last."""
+    return Pool(credentials, max_size=max_size, timeout=timeout, application_name=application_name)

@@ -119,7 +119,7 @@ class JobSchedulerService:
     """The asynchronous service.
 
     Args:
-        connection: a connection in autocommit for one statement: an AsyncConnectionPool's `connection`, or
+        connection: a connection in autocommit for one statement: a pool's `connection`, or
             `leasedjob.lease.database.connections(credentials)`.
         timeout: seconds that one statement may take, connecting included.
     """

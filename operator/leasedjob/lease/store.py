@@ -51,7 +51,7 @@ class OperatorStore:
     """The operator's side.
 
     Args:
-        connection: gives a connection for one statement: an AsyncConnectionPool's `connection`
+        connection: gives a connection for one statement: a pool's `connection`
             (`database.operator_pool`), or `database.connections(credentials)`.
         timeout: seconds that one statement may take, connecting included; default 30.
     """
