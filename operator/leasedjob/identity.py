@@ -185,3 +185,11 @@ def pod_name(job_name: str, lock_key: str, attempt: int) -> str:
     tail = f"-{digest}-{attempt}"
     head = _NOT_IN_LABEL.sub("-", job_name.lower())[: MAX_POD_NAME_LENGTH - len(tail)].strip("-")
     return (head or "run") + tail
+
+
+def bullmq_job_id(idempotency_key: str) -> str:
+    """A BullMQ job id for a run: 64 hexadecimal digits, the SHA-256 of its idempotency key.
+
+    BullMQ refuses ids that contain ":", as every idempotency key does.
+    """
+    return hashlib.sha256(idempotency_key.encode()).hexdigest()

@@ -15,6 +15,7 @@ from leasedjob.errors import InvalidJobIdentityOptionsError, LeasedJobError
 from leasedjob.identity import (
     JobSchedulerType,
     RunIdentity,
+    bullmq_job_id,
     job_code,
     js_trim,
     pod_name,
@@ -240,3 +241,9 @@ def test_pod_names_differ_where_their_inputs_do() -> None:
 
 def test_a_name_of_nothing_but_dots_still_makes_a_label() -> None:
     assert DNS_LABEL.fullmatch(pod_name("...", "v2:1", 1))
+
+
+def test_a_bullmq_id_has_no_colon_and_follows_from_the_key() -> None:
+    key = RunIdentity.of(code="a", run_key="b").idempotency_key
+    assert re.fullmatch(r"[0-9a-f]{64}", bullmq_job_id(key))
+    assert bullmq_job_id(key) == bullmq_job_id(key) != bullmq_job_id(key + "x")

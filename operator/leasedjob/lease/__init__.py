@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         InvalidJobLeaseOptionsError,
         LostJobLeaseError,
     )
-    from leasedjob.identity import JobSchedulerType
+    from leasedjob.identity import JobSchedulerType, bullmq_job_id
     from leasedjob.lease.core import (
         JobAcquired,
         JobAcquireResult,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         NotAcquired,
     )
     from leasedjob.lease.migrate import install_schema
+    from leasedjob.lease.module import JobSchedulerModule, JobSchedulerModuleOptions
     from leasedjob.lease.options import DEFAULT_HEARTBEAT_MS, DEFAULT_LEASE_MS, JobAcquireOptions
     from leasedjob.lease.rows import JobSchedulerStatus
     from leasedjob.lease.service import (
@@ -39,6 +40,7 @@ _HOME: Final = {
     "InvalidJobLeaseOptionsError": "leasedjob.errors",
     "LostJobLeaseError": "leasedjob.errors",
     "JobSchedulerType": "leasedjob.identity",
+    "bullmq_job_id": "leasedjob.identity",
     "JobAcquireResult": "leasedjob.lease.core",
     "JobAcquired": "leasedjob.lease.core",
     "JobLease": "leasedjob.lease.core",
@@ -46,6 +48,8 @@ _HOME: Final = {
     "JobScheduler": "leasedjob.lease.core",
     "NotAcquired": "leasedjob.lease.core",
     "install_schema": "leasedjob.lease.migrate",
+    "JobSchedulerModule": "leasedjob.lease.module",
+    "JobSchedulerModuleOptions": "leasedjob.lease.module",
     "DEFAULT_HEARTBEAT_MS": "leasedjob.lease.options",
     "DEFAULT_LEASE_MS": "leasedjob.lease.options",
     "JobAcquireOptions": "leasedjob.lease.options",
@@ -68,6 +72,8 @@ __all__ = [
     "JobLease",
     "JobNotAcquired",
     "JobScheduler",
+    "JobSchedulerModule",
+    "JobSchedulerModuleOptions",
     "JobSchedulerService",
     "JobSchedulerStatus",
     "JobSchedulerType",
@@ -75,6 +81,7 @@ __all__ = [
     "NotAcquired",
     "RunExclusiveResult",
     "SyncJobSchedulerService",
+    "bullmq_job_id",
     "install_schema",
 ]
 
