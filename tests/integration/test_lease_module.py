@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError, SchemaMissingError
