@@ -56,7 +56,7 @@ lint: $(VENV) ## Style, types, directions of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy -p tests.cluster
+	@$(BIN)/mypy -p tests.cluster -p bench
 	@PYTHONPATH=operator $(BIN)/lint-imports --no-cache
 
 generate: $(VENV) ## Write the generated files: the CRDs
