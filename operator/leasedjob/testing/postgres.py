@@ -270,9 +270,12 @@ class PostgresServer:
             connection.execute(statement)  # type: ignore[call-overload, unused-ignore]
 
     def create_database(self, name: str, *, template: str = "template1", owner: str = SUPERUSER) -> str:
-        """Creates a database, as a copy of `template`; its connection string for the superuser."""
+        """Creates a database, as a copy of `template`; its connection string for the superuser.
+
+        The files are copied: without fsync that is several times faster than PostgreSQL's default.
+        """
         self.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {}").format(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY OWNER {}").format(
                 sql.Identifier(name), sql.Identifier(template), sql.Identifier(owner)
             )
         )
