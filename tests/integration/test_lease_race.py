@@ -236,12 +236,11 @@ async def test_everything_at_once_ends_in_a_sound_state(
     for cluster in clusters:
         await registered(store, *codes, cluster=cluster, policy="Allow")
     rng = random.Random(7)
-    deadline = asyncio.get_running_loop().time() + 4
 
     async def act(cluster: str) -> Counter[str]:
         done: Counter[str] = Counter()
         mine: dict[UUID, ClaimResult] = {}
-        while asyncio.get_running_loop().time() < deadline:
+        for _ in range(80):
             what = rng.choice(["claim"] * 5 + ["renew", "end", "end", "stop", "register", "unregister", "release"])
             try:
                 match what:
@@ -283,7 +282,7 @@ async def test_everything_at_once_ends_in_a_sound_state(
         return done
 
     done: Counter[str] = sum(await asyncio.gather(*(act(c) for c in clusters for _ in range(3))), Counter())
-    assert done[ClaimVerdict.CLAIMED] > 20
+    assert done[ClaimVerdict.CLAIMED] >= 5
     rows = database.rows("SELECT * FROM leasedjob.job_scheduler")
     assert len({row["lock_key"] for row in rows}) == len(rows)
     assert len({row["fencing_token"] for row in rows}) == len(rows)
