@@ -74,7 +74,8 @@ integration: $(VENV) ## Tests on a real PostgreSQL, and on a real API server wit
 e2e: $(VENV) ## Tests on a real cluster, which is brought up if none is
 	@BIN=$(BIN) TEST_CLUSTER=$(TEST_CLUSTER) E2E_WORKERS=$(E2E_WORKERS) PYTEST="$(PYTEST)" scripts/e2e.sh
 
-bench: $(VENV) ## Measure: latency and throughput, printed
+bench: $(VENV) ## Measure beside peers, some minutes; BENCH="lease claim" names what
+	@$(BIN)/python -c 'import croniter, cronsim' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	@$(BIN)/python -m bench $(BENCH)
 
 soak: $(VENV) ## The long variants of the tests

@@ -1,1 +1,1 @@
-"""Measurements; `make bench` prints them. Each line gives a number, its unit and what it is measured against."""
+"""Figures beside those of peers, taken in one run on one machine: `make bench`, or `python -m bench NAME...`."""

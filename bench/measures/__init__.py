@@ -1,0 +1,1 @@
+"""One module for each measure; each has `measure(scale) -> Result`."""
