@@ -184,6 +184,20 @@ async def test_a_failure_is_recorded_and_raised_again(jobs: Jobs, database: Data
     assert (row["status"], row["data"]) == ("FAIL", {"error": "no stock \ufffd", "type": "ValueError"})
 
 
+async def test_a_failure_that_can_not_be_recorded_is_still_the_works_own(jobs: Jobs, database: Database) -> None:
+    strangers = []
+
+    def work(lease: JobExecutionLease) -> None:
+        stranger = database.connect(autocommit=False)
+        lock_row(stranger, "job_scheduler", "id", lease.id)
+        strangers.append(stranger)
+        raise ValueError("no stock")
+
+    with pytest.raises(ValueError, match="no stock") as caught:
+        await jobs.run_exclusive(options(), work)
+    assert "could not be recorded" in caught.value.__notes__[0]
+
+
 async def test_reclaiming_rotates_the_token_and_keeps_the_key(jobs: Jobs) -> None:
     first = await jobs.acquired()
     assert await jobs.call("fail", first.lease, {"error": "x"})

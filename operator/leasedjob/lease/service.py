@@ -228,7 +228,12 @@ class JobSchedulerService:
                 await _to_the_end(self.release(lease))
             raise _lost(lease) from cancelled
         except BaseException as error:
-            if not await _to_the_end(self.fail(lease, _error_data(error))):
+            recorded = True
+            try:
+                recorded = await _to_the_end(self.fail(lease, _error_data(error)))
+            except LeasedJobError as unrecorded:  # the work's own error matters more; the lease will expire
+                error.add_note(f"its failure could not be recorded: {unrecorded}")
+            if not recorded:
                 raise _lost(lease) from error
             raise
         if not await _to_the_end(self.complete(lease)):
@@ -346,7 +351,12 @@ class SyncJobSchedulerService:
             self.release(lease)
             raise
         except BaseException as error:
-            if not self.fail(lease, _error_data(error)):
+            recorded = True
+            try:
+                recorded = self.fail(lease, _error_data(error))
+            except LeasedJobError as unrecorded:
+                error.add_note(f"its failure could not be recorded: {unrecorded}")
+            if not recorded:
                 raise _lost(lease) from error
             raise
         if not self.complete(lease):
