@@ -201,7 +201,7 @@ def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
     deadline = run.started_at + timedelta(seconds=job.policy.pending_deadline)
     if pod is not None:
         ended = outcome(
-            pod, exit_zero_on_stop=job.policy.exit_zero_on_stop, pending_deadline=deadline, now=job.now
+            pod, exit_zero_on_stop=job.policy.exit_zero_on_stop
         )  # fmt: skip
         if isinstance(ended, Outcome):
             yield _end(run, pod, ended)
@@ -209,9 +209,13 @@ def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
         if not pod.deleting and not pod.finished:
             if run.stop_requested_at is not None:
                 yield DeletePod(pod, "StopRequested")
-            elif not pod.workload_started_at_all:
+            elif not pod.workload_complete:
                 if job.now >= deadline:
-                    yield DeletePod(pod, "PendingDeadlineExceeded")
+                    why, message = waiting_reason(pod)
+                    yield Stop(
+                        run,
+                        f"PendingDeadlineExceeded: {why}: {message}" if message else f"PendingDeadlineExceeded: {why}",
+                    )
                 else:
                     wake.by(deadline)
     if expired:
@@ -235,7 +239,7 @@ def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Act
     if cancelled:
         yield Stop(run, "Cancelled")
     elif _launch_given_up(job, run):
-        yield Stop(run, "PendingDeadlineExceeded")
+        yield Stop(run, f"PendingDeadlineExceeded: {run.reason}")
     elif run.retry_at <= job.now:
         yield from _reclaim(job, run)
     else:
@@ -363,6 +367,10 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
     overlap = _overlap(policy, manual=False)
     if _must_wait(job, overlap):
         return
+    if job.run_of_tick(due.claims[0]) is not None:
+        # Somebody ran this very tick by name: it is decided, and those after it are not held up by it.
+        yield RecordTicks(due.claims[0], due.dropped)
+        return
     ticks = due.claims if overlap is OverlapRule.ALLOW else due.claims[:1]
     dropped = due.dropped
     for tick in ticks:
@@ -380,7 +388,7 @@ def losers(job: JobView) -> Iterator[DeletePod]:
         if run is None or pod.finished or pod.deleting:
             continue
         held = run.status is JobSchedulerStatus.RUNNING and run.attempt == pod.attempt
-        if not held and (run.attempt > pod.attempt or not pod.workload_started_at_all):
+        if not held and (run.attempt > pod.attempt or not pod.workload_started):
             yield DeletePod(pod, NOT_HELD)
 
 
@@ -405,14 +413,11 @@ def _closed(job: JobView, pod: PodFacts) -> bool:
     return run.attempt != pod.attempt or run.status is not JobSchedulerStatus.RUNNING
 
 
-def orphan(
-    pod: PodFacts, run: Run, *, exit_zero_on_stop: ExitZeroOnStop, pending_deadline: int, now: datetime
-) -> End | None:
+def orphan(pod: PodFacts, run: Run, *, exit_zero_on_stop: ExitZeroOnStop) -> End | None:
     """Crash window: the LeasedJob was deleted while its Pod ran. The Pod carries what finalizing needs."""
     if run.status is not JobSchedulerStatus.RUNNING or run.pod_uid != pod.uid or run.attempt != pod.attempt:
         return None
-    deadline = run.started_at + timedelta(seconds=pending_deadline)
-    ended = outcome(pod, exit_zero_on_stop=exit_zero_on_stop, pending_deadline=deadline, now=now)
+    ended = outcome(pod, exit_zero_on_stop=exit_zero_on_stop)
     return None if isinstance(ended, Undecided) else _end(run, pod, ended)
 
 

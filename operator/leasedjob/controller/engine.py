@@ -126,6 +126,7 @@ class Engine:
         if old is not None and (run.changed_at, run.modified_at) <= (old.changed_at, old.modified_at):
             return False
         entry.rows[run.id] = run
+        _decided_by(entry, run)
         if run.terminal and (old is None or not old.terminal):
             self.metrics.run_ended(run)
             _forget_old(entry)
@@ -209,6 +210,7 @@ class Engine:
         if not entry.rows_loaded:
             for run in await self._recent.ask(entry.code):
                 entry.rows[run.id] = run
+                _decided_by(entry, run)
             entry.rows_loaded = True
         return True
 
@@ -310,13 +312,7 @@ class Engine:
         if run is None or run.namespace != pod.namespace:
             return
         policy = FinishPolicy.from_json(pod.finish_policy)
-        end = orphan(
-            pod,
-            run,
-            exit_zero_on_stop=policy.exit_zero_on_stop,
-            pending_deadline=policy.pending_deadline,
-            now=self.clock.now(),
-        )
+        end = orphan(pod, run, exit_zero_on_stop=policy.exit_zero_on_stop)
         if end is not None:
             await self.actor.end(end)
             await self.store.unregister_jobs(self.settings.cluster, self._unused({run.identity.code}))
@@ -371,6 +367,12 @@ def _name(action: object) -> str:
         case _:
             held = getattr(action, "run", None)
             return f"{type(action).__name__} {held.id} {held.attempt}" if held else type(action).__name__
+
+
+def _decided_by(entry: Entry, run: Run) -> None:
+    """A tick that the schedule started has moved the watermark, whichever replica or cluster asked for it."""
+    if run.tick is not None and not run.manual and entry.watermark is not None and run.tick > entry.watermark:
+        entry.watermark = run.tick
 
 
 def _forget_old(entry: Entry) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from leasedjob.api.v1alpha1 import ConcurrencyPolicy, ExitZeroOnStop
 from leasedjob.controller.facts import PodFacts
-from leasedjob.identity import JobSchedulerType
+from leasedjob.identity import JobSchedulerType, run_key_for
 from leasedjob.lease.rows import Run
 from leasedjob.lease.trust import Timing
 from leasedjob.schedule import MissedRunPolicy, Schedule
@@ -38,10 +38,7 @@ class Policy:
 
     def finish_policy(self) -> str:
         """What a Pod carries so that it can be finalized when its LeasedJob is gone."""
-        return json.dumps(
-            {"exitZeroOnStop": self.exit_zero_on_stop.value, "pendingDeadlineSeconds": self.pending_deadline},
-            separators=(",", ":"),
-        )
+        return json.dumps({"exitZeroOnStop": self.exit_zero_on_stop.value}, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +46,12 @@ class FinishPolicy:
     """The finish policy read back from a Pod's annotation; defaults where it can't be read."""
 
     exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY
-    pending_deadline: int = 900
 
     @classmethod
     def from_json(cls, text: str) -> FinishPolicy:
         try:
             raw: dict[str, Any] = json.loads(text)
-            return cls(ExitZeroOnStop(raw["exitZeroOnStop"]), int(raw["pendingDeadlineSeconds"]))
+            return cls(ExitZeroOnStop(raw["exitZeroOnStop"]))
         except (ValueError, KeyError, TypeError):
             return cls()
 
@@ -89,3 +85,7 @@ class JobView:
 
     def run_with_key(self, lock_key: str) -> Run | None:
         return next((r for r in self.rows.values() if r.lock_key == lock_key), None)
+
+    def run_of_tick(self, tick: datetime) -> Run | None:
+        key = run_key_for(tick)
+        return next((r for r in self.rows.values() if r.identity.run_key == key), None)
