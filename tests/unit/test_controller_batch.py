@@ -79,6 +79,20 @@ async def test_it_works_again_after_a_pause() -> None:
     assert await batcher.ask(2) == 4
 
 
+async def test_a_request_that_cannot_be_answered_fails_alone() -> None:
+    class Strict(Database):
+        async def send(self, requests: Sequence[int]) -> list[int]:
+            if 2 in requests:
+                self.failures = [ValueError("2 can't be doubled")]
+            return await super().send(requests)
+
+    db = Strict()
+    batcher = Batcher(db.send)
+    found = await asyncio.gather(*(batcher.ask(n) for n in range(4)), return_exceptions=True)
+    assert [type(x) for x in found] == [int, int, ValueError, int]
+    assert db.batches == [[0, 1, 2, 3], [0], [1], [2], [3]]
+
+
 async def test_a_failure_is_that_of_its_whole_batch_and_of_no_other() -> None:
     db = Database()
     db.failures = [OSError("the database is away")]

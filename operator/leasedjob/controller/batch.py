@@ -7,24 +7,39 @@ waits for nobody.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic, TypeVar
+
+from leasedjob.errors import LeasedJobError
 
 Req = TypeVar("Req")
 Res = TypeVar("Res")
 
 
+class _MismatchError(RuntimeError):
+    """Not as many answers as requests: whose they are can't be known."""
+
+
 class Batcher(Generic[Req, Res]):
-    """Collects requests for `send`, which answers them in order; a failure of `send` is the failure of its whole batch.
+    """Collects requests for `send`, which answers them in order.
 
     Args:
         send: one round trip for many requests.
         limit: most requests in one batch.
+        shared: failures that hit a batch as a whole. After any other each of its requests is sent alone.
     """
 
-    def __init__(self, send: Callable[[Sequence[Req]], Awaitable[Sequence[Res]]], *, limit: int = 500) -> None:
+    def __init__(
+        self,
+        send: Callable[[Sequence[Req]], Awaitable[Sequence[Res]]],
+        *,
+        limit: int = 500,
+        shared: tuple[type[Exception], ...] = (LeasedJobError, OSError),
+    ) -> None:
         self._send = send
+        self._shared = shared
         self._limit = limit
         self._waiting: deque[tuple[Req, asyncio.Future[Res]]] = deque()
         self._pump: asyncio.Task[None] | None = None
@@ -36,6 +51,29 @@ class Batcher(Generic[Req, Res]):
             self._pump = asyncio.create_task(self._run())
         return await future
 
+    @contextlib.contextmanager
+    def _cancels(self, batch: Sequence[tuple[Req, asyncio.Future[Res]]]) -> Iterator[None]:
+        """The end of this task is the end of all that wait: nobody else would answer them."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            for _, future in (*batch, *self._waiting):
+                future.cancel()
+            self._waiting.clear()
+            raise
+
+    async def _alone(self, request: Req, future: asyncio.Future[Res]) -> None:
+        try:
+            (answer,) = await self._send([request])
+        except Exception as e:
+            if not future.done():
+                future.set_exception(e)
+        else:
+            if not future.done():
+                future.set_result(answer)
+
     async def _run(self) -> None:
         await asyncio.sleep(0)  # let everybody who is ready to ask do so
         while self._waiting:
@@ -44,15 +82,17 @@ class Batcher(Generic[Req, Res]):
             if not batch:
                 continue
             try:
-                answers = await self._send([request for request, _ in batch])
+                with self._cancels(batch):
+                    answers = await self._send([request for request, _ in batch])
                 if len(answers) != len(batch):
-                    raise RuntimeError(f"{len(batch)} requests were answered by {len(answers)} answers")
-            except BaseException as e:
-                if not isinstance(e, Exception):  # the end of this task: nobody else would answer those that wait
-                    for _, future in (*batch, *self._waiting):
-                        future.cancel()
-                    self._waiting.clear()
-                    raise
+                    raise _MismatchError(f"{len(batch)} requests were answered by {len(answers)} answers")
+            except Exception as e:
+                if len(batch) > 1 and not isinstance(e, (*self._shared, _MismatchError)):
+                    # One request that can't be answered must not fail the others: each goes alone.
+                    with self._cancels(batch):
+                        for request, future in batch:
+                            await self._alone(request, future)
+                    continue
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(e)
