@@ -89,6 +89,13 @@ def unknown() -> Json:
     }
 
 
+def never_made() -> Json:
+    """The same, for a container that the kubelet never made: its status has no container id."""
+    state = unknown()
+    state["terminated"]["containerID"] = ""
+    return state
+
+
 def status(name: str, state: Json, *, last: Json | None = None, restarts: int = 0) -> Json:
     return {
         "name": name,
@@ -99,7 +106,12 @@ def status(name: str, state: Json, *, last: Json | None = None, restarts: int = 
         "restartCount": restarts,
         "image": "x",
         "imageID": "",
+        **({} if "waiting" in state or "" in _ids(state) else {"containerID": "containerd://5e1f"}),
     }
+
+
+def _ids(state: Json) -> list[Any]:
+    return [part["containerID"] for part in state.values() if "containerID" in part]
 
 
 # --- testimony -------------------------------------------------------------------------------------------------------

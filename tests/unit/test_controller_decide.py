@@ -391,20 +391,18 @@ class TestClaims:
         assert released == ReleaseClaim(row, "PendingDeadlineExceeded", "Unschedulable: no room", None)
         assert isinstance(deleted, DeletePod)
 
-    def test_pending_deadline_after_the_adoption_deletes_and_the_pod_tells(self) -> None:
+    def test_pending_deadline_after_the_adoption_stops_the_run_and_says_why(self) -> None:
         body = b.running_pod(phase="Pending", workload=b.waiting("ImagePullBackOff", "no such image"))
         row = b.adopted(body, expires=2000)
         assert nothing(b.view(row, pods=[body], now=899)) == b.at(900)
         found = only(b.view(row, pods=[body], now=900))
-        assert isinstance(found, DeletePod)
-        assert found.reason == "PendingDeadlineExceeded"
-        gone = b.pod(
-            phase="Failed", workload=b.waiting("ImagePullBackOff", "no such image"), gate=b.ended(137, 903), deleted=900
-        )
-        end = only(b.view(row, pods=[gone], now=905))
-        assert isinstance(end, End)
-        assert (end.result, end.reason, end.retry_ms) == (Result.ENDED, "PendingDeadlineExceeded", None)
-        assert end.message == "ImagePullBackOff: no such image"
+        assert found == Stop(row, "PendingDeadlineExceeded: ImagePullBackOff: no such image")
+
+    def test_one_container_that_does_not_start_is_enough_for_the_pending_deadline(self) -> None:
+        states = {"main": b.running(), "second": b.waiting("ImagePullBackOff", "no such image")}
+        body = b.running_pod(workload=states)
+        found = only(b.view(b.adopted(body, expires=2000), pods=[body], now=900))
+        assert isinstance(found, Stop)
 
     def test_the_pending_deadline_is_over_once_the_workload_runs(self) -> None:
         body = b.running_pod()
@@ -473,7 +471,8 @@ class TestLaunchRetry:
 
     def test_a_run_whose_pods_were_refused_all_along_gives_up(self) -> None:
         row = b.run(FAIL, retry_at=b.at(950), created=0, started=890, attempt=15)
-        assert only(b.view(row, now=901)) == Stop(row, "PendingDeadlineExceeded")
+        found = only(b.view(row, now=901))
+        assert found == Stop(row, f"PendingDeadlineExceeded: {row.reason}")
         tried = replace(row, failures=1)
         assert nothing(b.view(tried, now=901)) == b.at(950)
 
@@ -689,7 +688,7 @@ class TestOrphans:
     """The LeasedJob was deleted while its Pod ran."""
 
     def orphan(self, body: b.Json, row: Run) -> End | None:
-        return orphan(b.facts_of(body), row, exit_zero_on_stop=ExitZeroOnStop.RETRY, pending_deadline=900, now=b.at(40))
+        return orphan(b.facts_of(body), row, exit_zero_on_stop=ExitZeroOnStop.RETRY)
 
     def test_its_outcome_is_written(self) -> None:
         body = b.pod()

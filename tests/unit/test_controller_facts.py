@@ -45,7 +45,7 @@ def test_a_pod_without_any_status() -> None:
     p = b.facts_of(body)
     assert (p.phase, p.node, p.unschedulable) == ("Pending", "", "Unschedulable")
     assert (p.adopt, p.hold, p.gate, p.workload) == (None, None, None, ())
-    assert (p.workload_started_at_all, p.workload_ended) == (False, False)
+    assert (p.workload_started, p.workload_ended) == (False, False)
     del body["status"]
     assert b.facts_of(body).phase == "Pending"
 
@@ -102,11 +102,12 @@ class TestEnds:
         assert (end.exit_code, end.reason) == (137, "OOMKilled")
         assert p.workload_started
 
-    def test_container_status_unknown_is_an_end_without_a_start(self) -> None:
-        p = b.facts(phase="Failed", workload=b.unknown())
+    def test_container_status_unknown_is_an_end_and_the_id_tells_whether_it_ran(self) -> None:
+        made = b.facts(phase="Failed", workload=b.unknown())
+        assert (made.workload_ended, made.workload_started) == (True, True)
+        p = b.facts(phase="Failed", workload=b.never_made())
         assert p.workload_ended
         assert not p.workload_started
-        assert p.workload_started_at_all
         assert p.workload[0].end is not None
         assert p.workload[0].end.finished_at is None
 
@@ -133,7 +134,7 @@ class TestEnds:
         p = b.facts_of(b.pending_pod(phase="Failed", reason="Evicted"))
         assert p.finished
         assert p.sidecar_ended
-        assert not p.workload_started_at_all
+        assert not p.workload_started
 
     def test_every_workload_container_must_have_ended(self) -> None:
         one = b.facts(workload={"main": b.ended(), "second": b.running()})
@@ -145,7 +146,7 @@ class TestEnds:
 
     def test_a_container_that_only_waits_has_not_started(self) -> None:
         p = b.facts(phase="Pending", workload=b.waiting("ImagePullBackOff", "no such image"), hold=b.running())
-        assert not p.workload_started_at_all
+        assert not p.workload_started
         assert (p.workload[0].waiting, p.workload[0].waiting_message) == ("ImagePullBackOff", "no such image")
 
     def test_a_restarted_container_has_started(self) -> None:

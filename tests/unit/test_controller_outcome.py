@@ -31,13 +31,8 @@ DEADLINE: b.Json = {
 }
 
 
-def of(now: float = 40, deadline: float | None = 900, stop: str = "Retry", **options: Any) -> Outcome | Undecided:
-    return outcome(
-        b.facts(**options),
-        exit_zero_on_stop=ExitZeroOnStop(stop),
-        pending_deadline=None if deadline is None else b.at(deadline),
-        now=b.at(now),
-    )
+def of(stop: str = "Retry", **options: Any) -> Outcome | Undecided:
+    return outcome(b.facts(**options), exit_zero_on_stop=ExitZeroOnStop(stop))
 
 
 def decided(**options: Any) -> Outcome:
@@ -270,7 +265,6 @@ def test_a_lost_node_proves_nothing() -> None:
         disrupted=("DeletionByPodGC", 400),
         deleted=400,
         grace=0,
-        now=400,
     )
     assert found.final
 
@@ -322,34 +316,16 @@ def test_a_user_s_own_probe_that_failed_counts() -> None:
 # --- never started ---------------------------------------------------------------------------------------------------
 
 
-class TestPendingDeadline:
-    """The operator deletes a Pod whose workload did not start in time; the Pod then tells so."""
+def test_a_stop_before_the_workload_began_is_an_interruption() -> None:
+    """Also at the pending deadline: then the row says why, and that there is no further attempt."""
+    found = decided(**NEVER_BEGAN, deleted=500)
+    assert (found.result, found.reason) == (Result.RELEASE, "Interrupted")
 
-    @pytest.mark.parametrize("off", [0.0, 0.7, 1.3, 29.0, -1.0, -0.3, -29.0])
-    def test_a_stop_at_the_deadline_ends_it_whatever_the_clocks_say(self, off: float) -> None:
-        """The API server's clock is up to half a minute off, and its times are cut to a second."""
-        found = decided(**NEVER_BEGAN, deleted=900.5 + off, deadline=900.5, now=905)
-        assert (found.result, found.reason) == (Result.ENDED, "PendingDeadlineExceeded")
 
-    def test_the_reason_is_the_user_s(self) -> None:
-        options = NEVER_BEGAN | {"workload": b.waiting("ImagePullBackOff", "no such image: x")}
-        found = decided(**options, deleted=900, now=905)
-        assert found.message == "ImagePullBackOff: no such image: x"
-
-    def test_a_stop_long_before_is_an_interruption(self) -> None:
-        early = decided(**NEVER_BEGAN, deleted=500, now=2000)
-        assert (early.result, early.reason) == (Result.RELEASE, "Interrupted")
-
-    def test_a_stop_before_the_deadline_has_come_is_an_interruption(self) -> None:
-        soon = decided(**NEVER_BEGAN, deleted=895, now=898)
-        assert soon.result is Result.RELEASE
-
-    def test_without_a_deadline(self) -> None:
-        assert decided(**NEVER_BEGAN, deleted=5000, deadline=None, now=5001).result is Result.RELEASE
-
-    def test_a_workload_that_did_start_is_not_judged_by_it(self) -> None:
-        hold = b.holder(b.said(beat=961, until=1700), finished=961)
-        assert decided(deleted=950, workload=b.ended(0, 960), hold=hold, now=1000).reason == "Interrupted"
+def test_a_stopped_pod_whose_image_was_never_pulled_has_not_begun() -> None:
+    """The kubelet writes an end for a container that it never made."""
+    found = decided(workload=b.never_made(), phase="Failed", deleted=20)
+    assert (found.result, found.message) == (Result.RELEASE, "stopped before the workload began")
 
 
 def test_the_gate_refused() -> None:

@@ -25,7 +25,7 @@ from leasedjob.controller.outcome import (
     outcome,
     waiting_reason,
 )
-from leasedjob.identity import JobSchedulerType, run_key_for
+from leasedjob.identity import JobSchedulerType, pod_name, run_key_for
 from leasedjob.lease.rows import INTERRUPTION_LIMIT, JobSchedulerStatus, OverlapRule, Run
 from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
 
@@ -286,7 +286,10 @@ def _interrupt_ms(run: Run) -> int | None:
 
 
 def _pod_of_attempt(job: JobView, run: Run) -> PodFacts | None:
-    return next((p for p in job.pods if p.lease_id == str(run.id) and p.attempt == run.attempt), None)
+    mine = [p for p in job.pods if p.lease_id == str(run.id) and p.attempt == run.attempt]
+    # Anybody may copy a Pod; the name that follows from run and attempt can't be had twice.
+    name = pod_name(run.job_name, run.lock_key, run.attempt)
+    return next((p for p in mine if p.name == name), mine[0] if mine else None)
 
 
 # --- what starts -----------------------------------------------------------------------------------------------------

@@ -90,6 +90,11 @@ class Engine:
             self._again.discard(key)
             self.mark(key)
 
+    def hurry(self) -> None:
+        """A fault that may have hit every object is over."""
+        for key in [k for k, e in self.cache.jobs.items() if e.backoff]:
+            self.mark(key)
+
     def begin(self) -> None:
         """Everything was listed once: what isn't in the cache doesn't exist."""
         self.fresh = True
@@ -142,6 +147,8 @@ class Engine:
     async def _reconcile(self, key: Key) -> None:
         entry = self.cache.jobs.get(key)
         try:
+            if entry is None:
+                self.agenda.set(key, None)
             await self._unregister_removed()
             if entry is None:
                 await self._orphans(key)
@@ -172,12 +179,10 @@ class Engine:
         self.agenda.set(key, self.clock.now() + timedelta(seconds=max(delay, at_least)))
 
     async def _look_at(self, entry: Entry) -> None:
-        before, generation = entry.code, entry.generation
-        derive(entry, self.settings)
+        generation = entry.generation
+        self._derive(entry)
         if entry.warning and entry.generation != generation:
             await self.actor.events.record(entry.body, "ScheduleWarning", entry.warning, warning=True)
-        if entry.code != before or entry.key not in self.cache.by_code.get(entry.code, ()):
-            self.cache.index_code(entry, before)
         conflict = self._conflict(entry)
         if entry.problem is None and conflict is None:
             if not await self._registered(entry):
@@ -189,6 +194,12 @@ class Engine:
             await self._settle_pods(entry)
         entry.trouble = ""
         await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict)
+
+    def _derive(self, entry: Entry) -> None:
+        before = entry.code
+        derive(entry, self.settings)
+        if entry.code != before or entry.key not in self.cache.by_code.get(entry.code, ()):
+            self.cache.index_code(entry, before)
 
     def _conflict(self, entry: Entry) -> Entry | None:
         """The older object with the same code, if there is one: it works, this one doesn't."""
@@ -299,7 +310,6 @@ class Engine:
             await self._finish_orphan(pod)
 
     async def _orphans(self, key: Key) -> None:
-        self.agenda.set(key, None)
         for body in self.cache.runs_for(key):
             await self.status.write_run(body, "", None, f"there is no LeasedJob {key[1]} in this namespace")
         for pod in self.cache.pods_for(key):
@@ -336,15 +346,21 @@ class Engine:
         """LeasedJobs that are gone: their claims without a Pod are released, their retries given up, unless another
         cluster has the code too."""
         removed, self.cache.removed = self.cache.removed, []
-        codes = self._unused({e.code for e in removed if e.code})
-        if not codes:
-            return
         try:
-            done = await self.store.unregister_jobs(self.settings.cluster, codes)
-        except DATABASE_FAULTS:
+            for key in {e.key for e in removed if e.code} - set(self.cache.jobs):
+                # Another replica may have heard of a successor of that name already, and have started its runs.
+                if body := await self.kube.get_object("leasedjobs", *key):
+                    self.cache.job_seen(body)
+                    if entry := self.cache.jobs.get(key):
+                        self._derive(entry)
+            codes = self._unused({e.code for e in removed if e.code})
+            done = await self.store.unregister_jobs(self.settings.cluster, codes) if codes else set()
+        except (KubeError, *DATABASE_FAULTS):
             self.cache.removed += removed
             raise
-        self.cache.removed += [e for e in removed if e.code in codes - done]
+        if left := [e for e in removed if e.code in codes - done]:
+            self.cache.removed += left
+            self.agenda.set(left[0].key, self.clock.now() + timedelta(milliseconds=500))
 
 
 def _is_uuid(text: str) -> bool:

@@ -93,6 +93,7 @@ class PodFacts:
 
     @property
     def workload_started(self) -> bool:
+        """Some workload container runs or has run."""
         return any(c.started for c in self.workload)
 
     @property
@@ -105,8 +106,9 @@ class PodFacts:
         return self.finished and (self.hold is None or self.hold.end is not None or not self.hold.started)
 
     @property
-    def workload_started_at_all(self) -> bool:
-        return self.workload_started or self.workload_ended
+    def workload_complete(self) -> bool:
+        """Every workload container runs or has run."""
+        return len(self.workload) == self.workload_count > 0 and all(c.started for c in self.workload)
 
 
 def _end(state: Json) -> ContainerEnd | None:
@@ -126,9 +128,8 @@ def _container(status: Json) -> ContainerFacts:
     last: Json = status.get("lastState") or {}
     waiting: Json = state.get("waiting") or {}
     end = _end(state)
-    ran = bool((state.get("terminated") or {}).get("startedAt")) and bool(
-        (state.get("terminated") or {}).get("containerID")
-    )
+    # A container that was never made gets a `terminated` state as well (ContainerStatusUnknown), but never had an id.
+    ran = end is not None and bool((state.get("terminated") or {}).get("containerID") or status.get("containerID"))
     return ContainerFacts(
         name=status.get("name", ""),
         started=bool(state.get("running")) or ran or bool(last.get("terminated")),

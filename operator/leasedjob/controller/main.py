@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import kopf
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -35,7 +34,7 @@ from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.controller.status import StatusWriter
 from leasedjob.controller.tenants import TenantSecrets
-from leasedjob.controller.wiring import registry_for, settings_for
+from leasedjob.controller.wiring import watch
 from leasedjob.lease.database import Credentials, operator_pool
 from leasedjob.lease.store import OperatorStore
 
@@ -76,14 +75,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
             "compare": forever("comparison of watch and list", COMPARE_SECONDS, Comparer(engine, health).step),
-            "watch": kopf.operator(
-                registry=registry_for(settings, engine.cache, health),
-                settings=settings_for(settings),
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-                standalone=True,
-                stop_flag=stop,
-            ),
+            "watch": watch(settings, engine.cache, health),
         }
         log.info("leasedjob %s serves cluster %s as %s", __version__, settings.cluster, settings.identity)
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
@@ -93,12 +85,11 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         stop.set()
         await engine.stop()
         for task in tasks:
-            if task.get_name() != "watch":
-                task.cancel()
+            task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(15):
                 await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done - {stopping}:
+        for task in () if stopping in done else done:
             if not task.cancelled() and task.exception():
                 raise RuntimeError(f"{task.get_name()} ended") from task.exception()
             log.error("%s ended by itself", task.get_name())
@@ -153,6 +144,8 @@ def main() -> None:
         stream=sys.stderr,
     )
     logging.getLogger("kopf").setLevel(os.environ.get("LEASEDJOB_KOPF_LOG_LEVEL", "WARNING"))
+    # It warns that it doesn't take over the signals in a thread, which is what the thread is for.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     try:
         settings = Settings.from_environment()
     except SettingsError as e:

@@ -7,7 +7,7 @@ written how every workload container ended and the sidecar has ended as well.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from leasedjob.controller.facts import ContainerEnd, ContainerFacts, PodFacts
 from leasedjob.protocol import Seen, Testimony
 
 MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
-CLOCK_SLACK: Final = timedelta(seconds=30)  # most by which the API server's and the database's clocks may differ
 STOP_SLACK: Final = timedelta(seconds=2)  # most by which a node's clock may be behind the API server's
 BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
 
@@ -90,19 +89,9 @@ def _unknown(end: ContainerEnd) -> bool:
     return end.reason == "ContainerStatusUnknown"
 
 
-def outcome(
-    pod: PodFacts,
-    *,
-    exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY,
-    pending_deadline: datetime | None = None,
-    now: datetime,
-) -> Outcome | Undecided:
-    """What this Pod's attempt came to.
-
-    `pending_deadline`: by when the workload had to have started (None: no deadline); decides whether a Pod that was
-    stopped before its start ended for good or was interrupted. Applies to Pods that adopted the lease; a claim that no
-    Pod adopted is released, not finalized.
-    """
+def outcome(pod: PodFacts, *, exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY) -> Outcome | Undecided:
+    """What this Pod's attempt came to. Applies to Pods that adopted the lease; a claim that no Pod adopted is released,
+    not finalized. Why a run was asked to stop (cancelled, replaced, its pending deadline) stands in its row."""
     if not pod.finished:
         return Undecided("the Pod has not ended")
     if not pod.sidecar_ended:
@@ -114,8 +103,8 @@ def outcome(
     if t and t.seen is Seen.REPORTED and t.outcome:
         result = Result(t.outcome)
         return Outcome(result, "Reported", cut(t.reason), {"released": True} if result is Result.RELEASE else {})
-    if not pod.workload_started_at_all:
-        return _never_started(pod, t, pending_deadline, now)
+    if not pod.workload_started:
+        return _never_started(pod, t)
     if not pod.workload_ended:
         return Undecided("a workload container has no end written by the kubelet", final=True)
     if pod.reason == "DeadlineExceeded":
@@ -158,9 +147,7 @@ def _exits(pod: PodFacts) -> dict[str, Any]:
     return {"containers": containers} if containers else {}
 
 
-def _never_started(
-    pod: PodFacts, t: Testimony | None, pending_deadline: datetime | None, now: datetime
-) -> Outcome | Undecided:
+def _never_started(pod: PodFacts, t: Testimony | None) -> Outcome:
     """The Pod adopted the lease, is over, and no workload container ever ran."""
     if t and t.seen is Seen.FENCED:
         return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True})
@@ -175,17 +162,9 @@ def _never_started(
                 cut(f"init {_describe(c.name, c.end)}" + (f": {tail}" if tail else "")),
                 _exits(pod),
             )
-    why, message = waiting_reason(pod)
     if pod.stop_requested_at is not None:
-        # The deadline is the database's time and the stop the API server's, cut to a second. A stop that the operator
-        # asked for at the deadline must not be taken for an interruption, which would be repeated.
-        if (
-            pending_deadline is not None
-            and now >= pending_deadline
-            and pod.stop_requested_at >= pending_deadline - CLOCK_SLACK
-        ):
-            return Outcome(Result.ENDED, "PendingDeadlineExceeded", cut(f"{why}: {message}" if message else why))
         return Outcome(Result.RELEASE, "Interrupted", "stopped before the workload began", {"released": True})
+    why, message = waiting_reason(pod)
     return Outcome(Result.RELEASE, "NeverStarted", cut(f"{why}: {message}" if message else why), {"released": True})
 
 

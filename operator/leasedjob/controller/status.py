@@ -47,7 +47,7 @@ def run_status(run: Run, pod: PodFacts | None) -> RunStatus:
     outcome = outcome_of(run)
     if run.status is JobSchedulerStatus.RUNNING:
         reason = message = ""
-        if pod is not None and not pod.workload_started_at_all:
+        if pod is not None and not pod.workload_complete:
             outcome = "Pending"
             reason, message = waiting_reason(pod)
     return RunStatus(

@@ -1,7 +1,14 @@
-"""kopf's part: watching. Handlers only feed the cache; nothing is kept in annotations, no finalizers are set."""
+"""kopf's part: watching. Handlers only feed the cache; nothing is kept in annotations, no finalizers are set.
+
+kopf runs in a thread and an event loop of its own: it takes over the signals of a main thread, and at its end the other
+tasks of its loop. What it observes is handed over to the operator's loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import kopf
@@ -12,9 +19,48 @@ from leasedjob.controller.pods import cluster_label
 from leasedjob.controller.settings import Settings
 from leasedjob.protocol import GROUP, LABEL_CLUSTER, LABEL_MANAGED, VERSION
 
+Deliver = Callable[[str, Callable[[dict[str, Any]], None], kopf.Body], None]
 
-def registry_for(settings: Settings, cache: Cache, health: Health) -> kopf.OperatorRegistry:
-    """The watch handlers of one operator."""
+
+def pod_labels(settings: Settings) -> dict[str, str]:
+    """The labels of the Pods that this operator's cluster runs."""
+    return {LABEL_MANAGED: "true", LABEL_CLUSTER: cluster_label(settings.cluster)}
+
+
+async def watch(settings: Settings, cache: Cache, health: Health) -> None:
+    """Watches until it is cancelled; ends or raises only if kopf does."""
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
+
+    def deliver(kind: str, take: Callable[[dict[str, Any]], None], body: kopf.Body) -> None:
+        plain = dict(body)
+
+        def arrived() -> None:
+            health.event(kind)
+            take(plain)
+
+        loop.call_soon_threadsafe(arrived)
+
+    def run() -> None:
+        kopf.run(
+            registry=registry_for(settings, cache, deliver),
+            settings=settings_for(settings),
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            standalone=True,
+            stop_flag=stop,
+        )
+
+    thread = asyncio.ensure_future(asyncio.to_thread(run))
+    try:
+        await asyncio.shield(thread)
+    finally:
+        stop.set()
+        await thread
+
+
+def registry_for(settings: Settings, cache: Cache, deliver: Deliver) -> kopf.OperatorRegistry:
+    """The watch handlers of one operator; each hands over one kind of object."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -25,27 +71,17 @@ def registry_for(settings: Settings, cache: Cache, health: Health) -> kopf.Opera
 
     @kopf.on.event(GROUP, VERSION, "leasedjobs", registry=registry)
     async def leasedjob_seen(type: str | None, body: kopf.Body, **_: Any) -> None:
-        health.event("jobs")
-        (cache.job_gone if type == "DELETED" else cache.job_seen)(_plain(body))
+        deliver("jobs", cache.job_gone if type == "DELETED" else cache.job_seen, body)
 
     @kopf.on.event(GROUP, VERSION, "leasedjobruns", registry=registry)
     async def leasedjobrun_seen(type: str | None, body: kopf.Body, **_: Any) -> None:
-        health.event("runs")
-        (cache.run_gone if type == "DELETED" else cache.run_seen)(_plain(body))
+        deliver("runs", cache.run_gone if type == "DELETED" else cache.run_seen, body)
 
-    labels = {LABEL_MANAGED: "true", LABEL_CLUSTER: cluster_label(settings.cluster)}
-
-    @kopf.on.event("v1", "pods", labels=labels, registry=registry)
+    @kopf.on.event("v1", "pods", labels=pod_labels(settings), registry=registry)
     async def pod_seen(type: str | None, body: kopf.Body, **_: Any) -> None:
-        health.event("pods")
-        (cache.pod_gone if type == "DELETED" else cache.pod_seen)(_plain(body))
+        deliver("pods", cache.pod_gone if type == "DELETED" else cache.pod_seen, body)
 
     return registry
-
-
-def _plain(body: kopf.Body) -> dict[str, Any]:
-    """kopf's view of the object as the plain dict behind it."""
-    return dict(body)
 
 
 def settings_for(settings: Settings) -> kopf.OperatorSettings:
@@ -58,6 +94,8 @@ def settings_for(settings: Settings) -> kopf.OperatorSettings:
     k.watching.connect_timeout = 10
     k.watching.chunk_size = 500
     k.watching.reconnect_backoff = 1.0
+    # The API server sends the runs' own Pods only, however many others there are.
+    k.watching.label_selectors["", "v1", "pods"] = ",".join(f"{label}={v}" for label, v in pod_labels(settings).items())
     # Without cluster-wide rights, looking for namespaces and definitions would hold up the watches for a minute.
     k.scanning.disabled = bool(settings.namespaces)
     k.process.ultimate_exiting_timeout = 20
