@@ -37,6 +37,7 @@ from leasedjob.controller.outcome import Result, cut
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.tenants import TenantSecrets
+from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, JobSchedulerStatus, Outcome, Run
 from leasedjob.lease.store import OperatorStore
@@ -144,6 +145,7 @@ class Actor:
         if run.claim_token is None:
             return Progress(refresh=[run.id], again_in=0.5)
         reason = _reason(action.reason, action.message)
+        self.tenants.forget(run.namespace)  # its credential may be why
         if await self.store.release_claim(run.id, run.claim_token, reason=reason, retry_ms=action.retry_ms):
             await self.events.record(
                 entry.body, "ClaimReleased", f"{run.identity.run_key}, attempt {run.attempt}: {reason}", warning=True
@@ -252,7 +254,15 @@ class Actor:
             case ClaimVerdict.BUSY:
                 return Progress(again_in=0.1)
             case ClaimVerdict.UNREGISTERED:
-                entry.registered = None
+                # Another replica has heard of a deletion that this one has not: ask, before the object is registered
+                # anew and a run starts for something that is gone.
+                body = await self.kube.get_object("leasedjobs", entry.namespace, entry.name)
+                if body is None:
+                    self.cache.job_gone(entry.body)
+                elif body["metadata"]["uid"] != entry.uid:
+                    self.cache.job_seen(body)
+                else:
+                    entry.registered = None
                 return Progress(again_in=0.5)
             case _:
                 assert_never(result.verdict)
@@ -356,8 +366,12 @@ class Actor:
                     break
                 refusal = f"{e.reason or 'PodRefused'}: {e.message}"
                 final = "being terminated" in e.message
-                if not e.transient or "admission webhook" in e.message or "failed calling webhook" in e.message:
+                again = e.transient or e.status == 409  # 409: two Pods were counted against a quota at once
+                if not again or "admission webhook" in e.message or "failed calling webhook" in e.message:
                     break
+            except (DatabaseRefusedError, SchemaMissingError) as e:
+                refusal = f"SidecarCredential: {e}"
+                break
             else:
                 self.cache.pod_seen(body)
                 self.metrics.pods_created.inc()

@@ -110,6 +110,9 @@ class Cache:
 
     def job_seen(self, body: Json) -> None:
         meta = body["metadata"]
+        if meta.get("deletionTimestamp"):
+            self.job_gone(body)  # a finalizer of somebody else's keeps it; nothing of it starts any more
+            return
         if not self._news(body):
             return
         key = meta["namespace"], meta["name"]

@@ -23,7 +23,6 @@ POLL_SECONDS: Final = 1.0
 FULL_POLL_SECONDS: Final = 30.0
 OVERLAP: Final = timedelta(seconds=10)  # transactions commit in another order than they read the clock
 RENEW_SECONDS: Final = 15.0
-COMPARE_SECONDS: Final = 60.0
 STALE_AFTER: Final = 180.0  # seconds for which lists may show what the watch does not, before the process is unhealthy
 
 
@@ -76,6 +75,8 @@ class Poller:
             engine.metrics.database_up.set(0)
             engine.metrics.database_errors.inc()
             raise
+        if self._health.database:
+            engine.hurry()  # what waits for its next try need not wait any longer
         self._health.database = ""
         engine.metrics.database_up.set(1)
         if rows:

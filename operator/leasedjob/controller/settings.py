@@ -43,6 +43,7 @@ class Settings:
     identity: str = "leasedjob-operator"
     pod_concurrency: int = 100  # Pods created at the same time
     database_connections: int = 8
+    compare_seconds: int = 60  # between two comparisons of what the watch delivered with a list
     kubeconfig: str = ""  # outside a cluster (tests); empty: in-cluster
 
     @classmethod
@@ -99,5 +100,6 @@ class Settings:
             identity=read("POD_NAME", base.identity),
             pod_concurrency=number("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
             database_connections=number("LEASEDJOB_DATABASE_CONNECTIONS", base.database_connections),
+            compare_seconds=number("LEASEDJOB_COMPARE_SECONDS", base.compare_seconds),
             kubeconfig=read("LEASEDJOB_KUBECONFIG"),
         )
