@@ -220,6 +220,13 @@ class TestNeverBackwards:
         assert after["conditions"][0]["lastTransitionTime"] == b.rfc(10)
         assert after == before, "an idle object is not written"
 
+    def test_a_condition_of_another_controller_stays(self) -> None:
+        other = {"type": "Reviewed", "status": "True", "reason": "R", "message": "", "lastTransitionTime": b.rfc(1)}
+        stale = {**other, "type": "SpecDiffers"}
+        found = shown(b.view(), b.entry(b.job_body(status={"conditions": [other, stale]})))
+        assert [c["type"] for c in found["conditions"]] == ["Ready", "Reviewed"]
+        assert found["conditions"][1] == other
+
     KEY = "2026-07-20T03:00:00Z"
 
     def one(self, outcome: str, attempt: int = 1, start: float = 0, key: str = KEY) -> b.Json:

@@ -26,6 +26,7 @@ from leasedjob.lease.trust import Timing
 
 Json = Mapping[str, Any]
 RUNS_SHOWN: Final = MAX_RUNS
+OWN_CONDITIONS: Final = ("Ready", "SpecDiffers")
 PREVIEW: Final = 5
 UNREAD: Final = timedelta(seconds=60)  # rows are read each second; what is older and missing is gone
 
@@ -101,7 +102,10 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
         active=[runs[r.id] for r in active if r.id in runs],
         recent_runs=[runs[r.id] for r in shown],
     )
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    whole = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    # The list is a map by type: what another controller says in it stays.
+    whole["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in OWN_CONDITIONS]
+    return whole
 
 
 def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int, now: datetime) -> list[Condition]:
