@@ -21,7 +21,6 @@ from leasedjob.controller.engine import Engine
 from leasedjob.controller.events import Recorder
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.loops import (
-    COMPARE_SECONDS,
     POLL_SECONDS,
     RENEW_SECONDS,
     Comparer,
@@ -74,7 +73,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "events": events.run(),
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
-            "compare": forever("comparison of watch and list", COMPARE_SECONDS, Comparer(engine, health).step),
+            "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),
         }
         log.info("leasedjob %s serves cluster %s as %s", __version__, settings.cluster, settings.identity)
