@@ -1,4 +1,4 @@
-"""The processes of one run's Pod, and of the peer, watched from outside through /proc."""
+"""The processes of one run's Pod, and of the peer."""
 
 from __future__ import annotations
 
@@ -35,31 +35,6 @@ connection.execute("SELECT 1").fetchone()
 print("ready", file=sys.stderr, flush=True)
 sys.stdin.read()
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Of one process, in MiB."""
-
-    resident: float
-    unshared: float  # private pages: what one more Pod on the node costs
-
-
-def memory(pid: int) -> Memory:
-    """What a process has now."""
-    sizes: dict[str, int] = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
-        name, _, rest = line.partition(":")
-        sizes[name] = int(rest.split()[0])
-    return Memory(sizes["Rss"] / 1024, (sizes["Private_Clean"] + sizes["Private_Dirty"]) / 1024)
-
-
-def processor_seconds(pid: int) -> float:
-    """What the process's living threads have used so far; finer than the ticks of /proc/PID/stat."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
-    return total / 1e9
 
 
 def _read_until(stream: IO[str], word: str) -> None:

@@ -20,8 +20,9 @@ import psycopg
 
 from bench.database import Database, database
 from bench.model import Aim, Result, Scale, ratio, rows, turns
+from bench.proc import Meter
 from leasedjob.identity import RunIdentity, run_key_for
-from leasedjob.lease.database import operator_pool
+from leasedjob.lease.database import Pool, operator_pool
 from leasedjob.lease.rows import ClaimRequest, ClaimVerdict, OverlapRule, Registration
 from leasedjob.lease.statements import statement
 from leasedjob.lease.store import OperatorStore
@@ -105,6 +106,7 @@ class Claims:
 
     def __init__(self, base: Database, codes: list[str], ticks: Iterator[datetime]) -> None:
         self._base, self._codes, self._ticks = base, codes, ticks
+        self.meter = Meter()
 
     def settle(self) -> None:
         """Ends what runs, and leaves the table clean and analysed, so that no turn pays for the one before."""
@@ -114,13 +116,17 @@ class Claims:
         )
         self._base.execute("VACUUM (ANALYZE) leasedjob.job_scheduler, leasedjob.job_code")
 
-    def store(self, runner: asyncio.Runner, store: OperatorStore) -> float:
+    def store(self, runner: asyncio.Runner, pool: Pool) -> float:
         requests = _requests(self._codes, next(self._ticks))
+        store = OperatorStore(pool.connection)
 
         async def claim() -> float:
-            began = perf_counter()
-            results = await store.claim_runs(CLUSTER, requests)
-            took = perf_counter() - began
+            async with pool.connection() as connection:  # the one that the store gets next
+                session = connection.info.backend_pid
+            with self.meter.of("claim_runs", session):
+                began = perf_counter()
+                results = await store.claim_runs(CLUSTER, requests)
+                took = perf_counter() - began
             assert all(result.verdict is ClaimVerdict.CLAIMED for result in results)
             return took
 
@@ -128,17 +134,19 @@ class Claims:
 
     def function(self, connection: psycopg.Connection[Any]) -> float:
         parameters = {"cluster": CLUSTER, "requests": _document(_requests(self._codes, next(self._ticks)))}
-        began = perf_counter()
-        found = connection.execute(statement("claim_runs"), parameters).fetchall()
-        took = perf_counter() - began
+        with self.meter.of("claim_runs, SQL alone", connection.info.backend_pid):
+            began = perf_counter()
+            found = connection.execute(statement("claim_runs"), parameters).fetchall()
+            took = perf_counter() - began
         assert [row[1] for row in found] == ["claimed"] * len(self._codes)
         return self._settled(took)
 
     def bare(self, connection: psycopg.Connection[Any]) -> float:
         document = _document(_requests(self._codes, next(self._ticks)))
-        began = perf_counter()
-        found = connection.execute(BARE, (document,)).fetchall()
-        took = perf_counter() - began
+        with self.meter.of("bare INSERT", connection.info.backend_pid):
+            began = perf_counter()
+            found = connection.execute(BARE, (document,)).fetchall()
+            took = perf_counter() - began
         assert len(found) == len(self._codes)
         return self._settled(took)
 
@@ -178,20 +186,29 @@ def measure(scale: Scale) -> Result:
         claims = Claims(base, codes, ticks)
         for _ in range(history):
             claims.bare(bare)
+        claims.meter = Meter()
         found = turns(
             {
                 "bare INSERT": lambda: claims.bare(bare),
-                "claim_runs": lambda: claims.store(runner, store),
+                "claim_runs": lambda: claims.store(runner, pool),
                 "claim_runs, SQL alone": lambda: claims.function(bare),
             },
             rounds,
         )
         settings = base.settings
     peers = {"claim_runs": "bare INSERT", "claim_runs, SQL alone": "bare INSERT"}
+    used = claims.meter.after_warm_up(1000, found)
+    used_peers = {f"{name}, processor": f"{peer}, processor" for name, peer in peers.items()}
     return Result(
         "claim",
         f"a batch claim of {due:,} due runs (less is better)",
-        rows(found, "ms", peers),
+        rows(found, "ms", peers) + rows(used, "ms", used_peers),
         (Aim("claim_runs / bare INSERT", ratio(found["claim_runs"], found["bare INSERT"]), 1.5),),
-        {**settings, "due": due, "finished runs of each code before": history, "policy": "Forbid"},
+        {
+            **settings,
+            "due": due,
+            "finished runs of each code before": history,
+            "policy": "Forbid",
+            "processor": "of client and database session",
+        },
     )

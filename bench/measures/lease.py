@@ -24,6 +24,7 @@ from psycopg import conninfo
 
 from bench.database import Database, database
 from bench.model import Aim, Result, Scale, ratio, rows, turns
+from bench.proc import Meter
 from leasedjob.identity import RunIdentity
 from leasedjob.lease import JobAcquireOptions, JobSchedulerService, SyncJobSchedulerService
 from leasedjob.lease.database import connect_async, connect_sync
@@ -154,21 +155,33 @@ def measure(scale: Scale) -> Result:
         sync_jobs = SyncJobSchedulerService(lambda: contextlib.nullcontext(mine))
         async_jobs = JobSchedulerService(one)
 
-        def bare_turn(connection: psycopg.Connection[Any]) -> float:
+        meter = Meter()
+
+        def bare_turn(name: str, connection: psycopg.Connection[Any]) -> float:
             keys = _keys(cycles)
-            return _rate(cycles, lambda: _bare(connection, keys))
+            with meter.of(name, connection.info.backend_pid):
+                return _rate(cycles, lambda: _bare(connection, keys))
+
+        def library_turn() -> float:
+            with meter.of("leasedjob", mine.info.backend_pid):
+                return _rate(cycles, lambda: _library(sync_jobs, cycles))
 
         def bare_async_turn() -> float:
             keys = _keys(cycles)
-            return _rate(cycles, lambda: runner.run(_bare_async(bare_async, keys)))
+            with meter.of("psycopg, async", bare_async.info.backend_pid):
+                return _rate(cycles, lambda: runner.run(_bare_async(bare_async, keys)))
+
+        def library_async_turn() -> float:
+            with meter.of("leasedjob, async", mine_async.info.backend_pid):
+                return _rate(cycles, lambda: runner.run(_library_async(async_jobs, cycles)))
 
         found = turns(
             {
-                "psycopg": lambda: bare_turn(bare),
-                "leasedjob": lambda: _rate(cycles, lambda: _library(sync_jobs, cycles)),
+                "psycopg": lambda: bare_turn("psycopg", bare),
+                "leasedjob": library_turn,
                 "psycopg, async": bare_async_turn,
-                "leasedjob, async": lambda: _rate(cycles, lambda: runner.run(_library_async(async_jobs, cycles))),
-                "psycopg, prepared": lambda: bare_turn(prepared),
+                "leasedjob, async": library_async_turn,
+                "psycopg, prepared": lambda: bare_turn("psycopg, prepared", prepared),
                 "pgbench": lambda: _pgbench(base, cycles),
             },
             rounds,
@@ -180,13 +193,20 @@ def measure(scale: Scale) -> Result:
         "psycopg, prepared": "psycopg",
         "pgbench": "psycopg",
     }
+    used = meter.after_warm_up(1e6 / cycles, found)
+    used_peers = {f"{name}, processor": f"{peer}, processor" for name, peer in peers.items() if name != "pgbench"}
     return Result(
         "lease",
         "acquire + complete, cycles per second of one client (more is better)",
-        rows(found, "cycles/s", peers),
+        rows(found, "cycles/s", peers) + rows(used, "us/cycle", used_peers),
         (
             Aim("leasedjob / psycopg", ratio(found["leasedjob"], found["psycopg"]), 0.85, at_least=True),
             Aim("the same, async", ratio(found["leasedjob, async"], found["psycopg, async"]), 0.85, at_least=True),
         ),
-        {**settings, "cycles a turn": cycles, "psycopg": psycopg.__version__},
+        {
+            **settings,
+            "cycles a turn": cycles,
+            "psycopg": psycopg.__version__,
+            "processor": "of client and database session",
+        },
     )

@@ -22,7 +22,8 @@ from psycopg import conninfo
 
 from bench.database import Database, database
 from bench.model import Aim, Result, Row, Scale, ratio, ratios
-from bench.pod import Pod, bare, memory, processor_seconds
+from bench.pod import Pod, bare
+from bench.proc import memory, processor_seconds
 from leasedjob import protocol
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.database import connect_async, connections
