@@ -15,7 +15,7 @@ from typing import Any
 from tests.cluster import source
 from tests.cluster.layout import REPOSITORY, Cache
 from tests.cluster.progress import ClusterError, Progress, clean_environment, fail, output
-from tests.cluster.source import Cluster, Source
+from tests.cluster.source import Cluster
 
 NAME = "demo"
 RELEASE = "leasedjob"
@@ -88,7 +88,7 @@ def up(cache: Cache, progress: Progress) -> None:
 
 def _remember(cache: Cache, cluster: Cluster) -> None:
     """So that demo-down finds a cluster that the user named."""
-    if cluster.source is Source.USER:
+    if os.environ.get(source.KUBECONFIG_VARIABLE):
         cache.clusters.mkdir(parents=True, exist_ok=True)
         (cache.clusters / f"{NAME}.user.json").write_text(json.dumps({"kubeconfig": str(cluster.kubeconfig)}))
 
