@@ -1,4 +1,12 @@
-"""`python -m tests.cluster`: see --help."""
+"""Brings up a Kubernetes for the demo and the tests, and what they need in it.
+
+environment:
+  LEASEDJOB_KUBECONFIG    use the cluster of this kubeconfig (make demo KUBECONFIG=path sets it); without it no cluster
+                          that exists already is ever touched
+  LEASEDJOB_REGISTRY      push the images to this registry, which that cluster pulls from; needs docker or podman
+  LEASEDJOB_CLUSTER_FROM  kind or one-node: leave the other sources out
+  LEASEDJOB_CACHE         built programs, images and running clusters; default ~/.cache/leasedjob
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,9 @@ from tests.cluster.progress import ClusterError, Progress, fail
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:
