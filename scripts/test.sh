@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Unit and integration tests, and meanwhile the tests on the real cluster, which wait more than they compute.
+# The cluster's output follows when both are done. Fails if any of them did.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+make=${MAKE:-make}
+log=$(mktemp)
+"$make" --no-print-directory e2e > "$log" 2>&1 < /dev/null &
+cluster=$!
+trap 'kill "$cluster" 2> /dev/null; wait "$cluster"; rm -f "$log"' INT TERM
+echo "the tests on a real cluster run meanwhile; their output follows at the end ($log)"
+code=0
+"$make" --no-print-directory unit || code=1
+"$make" --no-print-directory integration || code=1
+wait "$cluster" || code=1
+cat "$log"
+rm -f "$log"
+exit "$code"
