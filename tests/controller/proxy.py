@@ -7,14 +7,12 @@ Both run in a thread of their own and are told what to do by the test's thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.controller.control_plane import ControlPlane, wait_until
@@ -31,6 +29,7 @@ class _Server:
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
         self._listening = threading.Event()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._stopping = False
         self.port = 0
 
     def _run(self) -> None:
@@ -40,11 +39,13 @@ class _Server:
         self.port = server.sockets[0].getsockname()[1]
         self._listening.set()
         self._loop.run_forever()
+        self._stopping = True
         server.close()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0.05))  # what was aborted is let go
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -52,7 +53,7 @@ class _Server:
         assert self._listening.wait(10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -64,7 +65,7 @@ class _Server:
             pass
         finally:
             self._writers.discard(writer)
-            writer.close()
+            writer.transport.abort() if self._stopping else writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raise NotImplementedError
@@ -88,7 +89,7 @@ async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wai
 
 
 class TcpProxy(_Server):
-    """Forwards a TCP port. `down()`: new and open connections are reset; `hang()`: nothing gets through, nothing ends."""
+    """Forwards a TCP port. `down()`: every connection is reset; `hang()`: nothing gets through, nothing ends."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class TcpProxy(_Server):
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
         finally:
-            back.close()
+            back.transport.abort()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +241,7 @@ class ApiProxy(_Server):
                 task.cancel()
             await asyncio.gather(gone, answer, return_exceptions=True)
         finally:
-            with contextlib.suppress(OSError):
-                back.close()
+            back.transport.abort()
 
     def _answer(
         self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request

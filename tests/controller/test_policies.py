@@ -6,13 +6,11 @@ Ticks are made due by putting the watermark back, so that no test waits for a mi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasedjob import protocol
-from tests.controller.control_plane import Bench, Json, Kubelet, OperatorProcess, wait_until
-
+from tests.controller.control_plane import Bench, Kubelet, OperatorProcess, wait_until
 
 HOURLY = "0 * * * *"
 
@@ -70,11 +68,7 @@ def events(bench: Bench, reason: str) -> list[Any]:
     return [e for e in bench.core.list_namespaced_event(bench.namespace).items if e.reason == reason]
 
 
-def condition(bench: Bench, job: str) -> Callable[[], Json]:
-    return lambda: bench.ready_condition(job)
-
-
-# --- concurrency -------------------------------------------------------------------------------------------------------
+# --- concurrency -----------------------------------------------------------------------------------------------------
 
 
 def test_forbid_skips_allow_starts_and_replace_waits_for_the_end(bench: Bench) -> None:
@@ -109,7 +103,7 @@ def test_forbid_skips_allow_starts_and_replace_waits_for_the_end(bench: Bench) -
     assert len(ledger(bench, "forbid")) == 1
 
 
-# --- after an outage ---------------------------------------------------------------------------------------------------
+# --- after an outage -------------------------------------------------------------------------------------------------
 
 
 def test_after_an_outage_each_policy_does_what_it_says(bench: Bench) -> None:
@@ -117,7 +111,9 @@ def test_after_an_outage_each_policy_does_what_it_says(bench: Bench) -> None:
     bench.apply("latest", schedule=HOURLY, missedRunPolicy="RunLatest")
     bench.apply("all", schedule=HOURLY, missedRunPolicy="RunAll", concurrencyPolicy="Allow")
     bench.apply("limit", schedule=HOURLY, missedRunPolicy="RunAll", missedRunLimit=2, concurrencyPolicy="Allow")
-    bench.apply("deadline", schedule=HOURLY, missedRunPolicy="RunAll", startingDeadlineSeconds=90 * 60, concurrencyPolicy="Allow")
+    bench.apply(
+        "deadline", schedule=HOURLY, missedRunPolicy="RunAll", startingDeadlineSeconds=5400, concurrencyPolicy="Allow"
+    )
     bench.apply("skip", schedule=HOURLY, missedRunPolicy="Skip")
     after_outage(bench, 5, "latest", "all", "limit", "deadline", "skip")
     wait_until("RunAll: five", lambda: len(bench.rows("all")) == 5)
@@ -212,7 +208,7 @@ def test_a_person_runs_a_due_tick_and_the_schedule_goes_on(bench: Bench) -> None
     assert ledger(bench, "mixed") == []
 
 
-# --- suspension and edits ----------------------------------------------------------------------------------------------
+# --- suspension and edits --------------------------------------------------------------------------------------------
 
 
 def test_resume_and_edit_start_nothing_old(bench: Bench) -> None:
@@ -261,7 +257,7 @@ def test_the_older_object_has_the_code_until_it_is_deleted(bench: Bench) -> None
     bench.pod_for("younger")
 
 
-# --- once, and again ---------------------------------------------------------------------------------------------------
+# --- once, and again -------------------------------------------------------------------------------------------------
 
 
 def test_an_initial_job_runs_once_ever(bench: Bench) -> None:
@@ -328,7 +324,7 @@ def test_a_run_is_cancelled_before_during_and_between_attempts(bench: Bench) -> 
     wait_until("the pending Pod is deleted", lambda: bench.deleting(pods["pending"]))
 
 
-# --- history -----------------------------------------------------------------------------------------------------------
+# --- history ---------------------------------------------------------------------------------------------------------
 
 
 def test_history_is_kept_within_its_limits(bench: Bench) -> None:

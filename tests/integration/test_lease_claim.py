@@ -534,6 +534,7 @@ async def test_the_operators_functions_refuse_a_snapshot(database: Database) -> 
             "claim_runs('c', '[]')",
             "register_jobs('c', '[]')",
             "unregister_jobs('c', '{}')",
+            "unregister_objects('c', '{}', '{}')",
             "record_ticks('c', 'x', now(), '[]')",
             "renew_claims('c', '{}')",
             "release_claim(gen_random_uuid(), gen_random_uuid(), '', 0)",

@@ -231,6 +231,24 @@ async def test_unregister_leaves_the_run_to_other_clusters(
     assert database.row(first.id)["status"] == "RUNNING"
 
 
+async def test_what_an_object_has_started_outlives_the_news_of_its_predecessors_end(
+    store: OperatorStore, database: Database, minute: datetime
+) -> None:
+    """Deleted and created anew; a replica that has heard of the deletion only comes last."""
+    await registered(store)
+    first = await claimed(store, minute)
+    uid = (await store.registrations(CLUSTER))[CODE][1]
+    assert await store.unregister_objects(CLUSTER, {CODE: "another", "shop/unknown": "x"}) == {CODE, "shop/unknown"}
+    assert database.row(first.id)["status"] == "RUNNING"
+    stranger = database.connect(autocommit=False)
+    lock_row(stranger, "job_code", "code", CODE)
+    assert await store.unregister_objects(CLUSTER, {CODE: uid}) == set()
+    stranger.rollback()
+    assert await store.unregister_objects(CLUSTER, {CODE: uid}) == {CODE}
+    assert database.row(first.id)["reason"] == "JobDeleted"
+    assert await store.registrations(CLUSTER) == {}
+
+
 @pytest.mark.parametrize(("table", "column"), [("job_code", "code"), ("job_scheduler", "code")])
 async def test_unregister_leaves_a_locked_code_whole(
     store: OperatorStore, database: Database, minute: datetime, table: str, column: str

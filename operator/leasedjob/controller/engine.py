@@ -68,7 +68,7 @@ class Engine:
         self.fresh = False  # everything was listed once
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._again: set[Key] = set()
-        self._absent: set[str] = set()  # registered codes without an object, at the last comparison
+        self._absent: set[tuple[str, str]] = set()  # code and uid without an object, at the last comparison
         self._register = Batcher(self._register_many)
         self._by_id = Batcher(self._runs_many)
         self._recent = Batcher(self._recent_many, limit=200)
@@ -325,7 +325,8 @@ class Engine:
         end = orphan(pod, run, exit_zero_on_stop=policy.exit_zero_on_stop)
         if end is not None:
             await self.actor.end(end)
-            await self.store.unregister_jobs(self.settings.cluster, self._unused({run.identity.code}))
+            if not self.cache.with_code(run.identity.code):
+                await self.store.unregister_objects(self.settings.cluster, {run.identity.code: run.job_uid})
 
     async def forget_absent(self) -> None:
         """Unregisters what was deleted while no operator watched. Waits until every object's code is known."""
@@ -333,32 +334,26 @@ class Engine:
             return
         mine = set(self.settings.namespaces)
         registered = await self.store.registrations(self.settings.cluster)
-        absent = self._unused({code for code, where in registered.items() if not mine or where in mine})
+        absent = {
+            (code, uid)
+            for code, (where, uid) in registered.items()
+            if (not mine or where in mine) and not self.cache.with_code(code)
+        }
         # Twice in a row: another replica may have registered an object that this one has not seen yet.
         twice, self._absent = absent & self._absent, absent
-        if twice:
-            await self.store.unregister_jobs(self.settings.cluster, twice)
-
-    def _unused(self, codes: set[str]) -> set[str]:
-        return {c for c in codes if not self.cache.with_code(c)}
+        await self.store.unregister_objects(self.settings.cluster, dict(twice))
 
     async def _unregister_removed(self) -> None:
         """LeasedJobs that are gone: their claims without a Pod are released, their retries given up, unless another
         cluster has the code too."""
         removed, self.cache.removed = self.cache.removed, []
+        gone = {e.code: e.uid for e in removed if e.code}
         try:
-            for key in {e.key for e in removed if e.code} - set(self.cache.jobs):
-                # Another replica may have heard of a successor of that name already, and have started its runs.
-                if body := await self.kube.get_object("leasedjobs", *key):
-                    self.cache.job_seen(body)
-                    if entry := self.cache.jobs.get(key):
-                        self._derive(entry)
-            codes = self._unused({e.code for e in removed if e.code})
-            done = await self.store.unregister_jobs(self.settings.cluster, codes) if codes else set()
-        except (KubeError, *DATABASE_FAULTS):
+            done = await self.store.unregister_objects(self.settings.cluster, gone)
+        except DATABASE_FAULTS:
             self.cache.removed += removed
             raise
-        if left := [e for e in removed if e.code in codes - done]:
+        if left := [e for e in removed if e.code in gone.keys() - done]:
             self.cache.removed += left
             self.agenda.set(left[0].key, self.clock.now() + timedelta(milliseconds=500))
 

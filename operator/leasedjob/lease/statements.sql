@@ -9,6 +9,10 @@ SELECT * FROM leasedjob.register_jobs(%(cluster)s, %(jobs)s::jsonb);
 -- Forgets LeasedJobs of one cluster; returns the codes that are done.
 SELECT leasedjob.unregister_jobs(%(cluster)s, %(codes)s::text[]) AS done;
 
+-- name: unregister_objects
+-- Forgets objects of one cluster, unless their codes have other objects by now; returns the codes that are done.
+SELECT leasedjob.unregister_objects(%(cluster)s, %(codes)s::text[], %(uids)s::text[]) AS done;
+
 -- name: claim_runs
 -- Asks for a batch of runs.
 SELECT * FROM leasedjob.claim_runs(%(cluster)s, %(requests)s::jsonb) ORDER BY ordinal;
@@ -73,8 +77,8 @@ SELECT c.code, c.watermark
  WHERE g.cluster = %(cluster)s;
 
 -- name: registrations
--- Which codes this cluster has registered, and for which namespace.
-SELECT g.code, g.namespace
+-- Which codes this cluster has registered, for which namespace and object.
+SELECT g.code, g.namespace, g.uid
   FROM leasedjob.job_registration g
  WHERE g.cluster = %(cluster)s;
 

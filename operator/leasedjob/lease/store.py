@@ -118,6 +118,18 @@ class OperatorStore:
         """
         return set(await self._value("unregister_jobs", cluster=cluster, codes=sorted(codes))) if codes else set()
 
+    async def unregister_objects(self, cluster: str, objects: Mapping[str, str]) -> set[str]:
+        """As `unregister_jobs`, but a code that is registered for another object by now is left alone (and done).
+
+        Args:
+            objects: the uid of the object that is gone, by code.
+        """
+        if not objects:
+            return set()
+        codes = sorted(objects)
+        uids = [objects[code] for code in codes]
+        return set(await self._value("unregister_objects", cluster=cluster, codes=codes, uids=uids))
+
     # --- claims --------------------------------------------------------------------------------------------------
 
     async def claim_runs(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
@@ -239,9 +251,10 @@ class OperatorStore:
         """The watermark of each code that this cluster registered."""
         return {row["code"]: row["watermark"] for row in await self._rows("watermarks", cluster=cluster)}
 
-    async def registrations(self, cluster: str) -> dict[str, str]:
-        """The codes that this cluster registered, each with the namespace of its object."""
-        return {row["code"]: row["namespace"] for row in await self._rows("registrations", cluster=cluster)}
+    async def registrations(self, cluster: str) -> dict[str, tuple[str, str]]:
+        """The codes that this cluster registered, each with the namespace and the uid of its object."""
+        rows = await self._rows("registrations", cluster=cluster)
+        return {row["code"]: (row["namespace"], row["uid"]) for row in rows}
 
 
 class SidecarStore:
