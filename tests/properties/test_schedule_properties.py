@@ -26,8 +26,9 @@ from leasedjob.schedule import (
 
 MINUTE = timedelta(minutes=1)
 # The hard ones change at midnight, by half an hour, two hours or a day.
-PLAIN_ZONES = ("Etc/UTC", "Europe/Paris", "America/Denver", "Europe/Dublin", "America/St_Johns", "Pacific/Chatham")
+PLAIN_ZONES = ("Etc/UTC", "Europe/Paris", "America/Denver", "Europe/Dublin", "America/St_Johns")
 HARD_ZONES = (
+    "Pacific/Chatham",  # changes at a quarter to three: CronJob's steps by the hour go astray there
     "Africa/Cairo",
     "Africa/Casablanca",
     "America/Havana",
@@ -176,7 +177,7 @@ def test_run_once_agrees_with_walking(case: Case, zone: str, data: st.DataObject
 
 @COMMON
 @given(case=cases(), zone=st.sampled_from(PLAIN_ZONES), data=st.data())
-def test_kubernetes_agrees_with_walking_where_midnight_is_not_touched(
+def test_kubernetes_agrees_with_walking_where_changes_are_whole_hours_away_from_midnight(
     case: Case, zone: str, data: st.DataObject
 ) -> None:
     # St John's changed its clocks at one minute past midnight until 2011
