@@ -76,7 +76,7 @@ def resolve(options: object) -> Resolved:
         InvalidJobLeaseOptionsError: the timing is unsafe or no integer.
     """
     if isinstance(options, JobAcquireOptions):
-        values = {field.name: getattr(options, field.name) for field in fields(options)}
+        values = {name: getattr(options, name) for name in JobAcquireOptions.__slots__}
     elif isinstance(options, Mapping):
         known = {field.name for field in fields(JobAcquireOptions)}
         if unknown := sorted(set(options) - known, key=str):

@@ -139,6 +139,8 @@ SELECT current_database() AS name;
 
 -- name: acquire
 -- A library's caller takes a run, if it can be taken.
-SELECT a.verdict, (a.job).*
+SELECT a.verdict, (a.job).id, (a.job).lock_key, (a.job).type, (a.job).code, (a.job).run_key, (a.job).name,
+       (a.job).status, (a.job).owner_token, (a.job).attempt, (a.job).fencing_token, (a.job).lease_ms, (a.job).holder,
+       (a.job).data, (a.job).created_at, (a.job).started_at, (a.job).finished_at, (a.job).modified_at
   FROM leasedjob.acquire(%(lock_key)s, %(type)s::leasedjob.job_scheduler_type, %(code)s, %(run_key)s, %(name)s,
                          %(lease_ms)s, %(token)s, %(holder)s) a;
