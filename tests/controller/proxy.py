@@ -104,6 +104,13 @@ class TcpProxy(_Server):
     def hang(self) -> None:
         self._hangs = True
 
+    def pause(self) -> None:
+        self._hangs = True
+
+    def resume(self) -> None:
+        """Everything arrives after all."""
+        self._hangs = False
+
     def up(self) -> None:
         """Heals every fault; what hung is reset, as by a peer that comes back without memory."""
         hung, self._refuses, self._hangs = self._hangs, False, False
