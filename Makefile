@@ -11,8 +11,9 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 PYTEST ?=
 TEST_CLUSTER ?= test
-# Tests of the cluster wait more than they compute.
-E2E_WORKERS ?= 6
+# These tests wait more than they compute: more of them at a time than cores.
+WORKERS ?= 3
+E2E_WORKERS ?= 4
 
 # A kubeconfig counts only when it is named for this call: the one of the environment may be anybody's cluster.
 ifeq ($(origin KUBECONFIG),command line)
@@ -70,7 +71,7 @@ unit: $(VENV) ## Tests that need nothing but Python
 	@$(BIN)/pytest -q $(wildcard tests/unit tests/properties tests/contract) -n 2 $(PYTEST)
 
 integration: $(VENV) ## Tests on a real PostgreSQL, and on a real API server without nodes
-	@$(BIN)/pytest -q $(wildcard tests/integration tests/controller) -n 2 --dist loadfile -m "not soak" $(PYTEST)
+	@BIN=$(BIN) WORKERS=$(WORKERS) PYTEST="$(PYTEST)" scripts/integration.sh
 
 e2e: $(VENV) ## Tests on a real cluster, which is brought up if none is
 	@BIN=$(BIN) TEST_CLUSTER=$(TEST_CLUSTER) E2E_WORKERS=$(E2E_WORKERS) PYTEST="$(PYTEST)" scripts/e2e.sh

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cluster import database, lifecycle, source
+from tests.cluster import database, lifecycle, packages, source
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError, Progress, fail
@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     verb("down", "remove a cluster; nothing happens where there is none")
     verb("status", "show clusters and whether they are healthy")
     verb("kubeconfig", "print the path of a running cluster's kubeconfig")
+    tool = verbs.add_parser("pgbouncer", help="put PgBouncer into a folder, without installing it; prints its path")
+    tool.add_argument("folder", type=Path)
     load = verb("load", "import image archives into a cluster")
     load.add_argument("archives", nargs="+", type=Path, help="docker or OCI archives")
     shell = verb("sh", "run a command inside a cluster's namespaces")
@@ -80,6 +82,8 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
         case "status":
             for node in lifecycle.find_all(cache):
                 print(f"{node.name}\t{'healthy' if lifecycle.healthy(node) else 'not healthy'}\t{node.kubeconfig}")
+        case "pgbouncer":
+            print(packages.pgbouncer(options.folder, cache, progress))
         case "load":
             lifecycle.load(_running(cache, options.name), options.archives, progress)
         case "kubeconfig":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.cluster.layout import Cache
-from tests.cluster.progress import ClusterError, Progress, clean_environment
+from tests.cluster.progress import ClusterError, Progress, clean_environment, output
 
 # What is looked for -> the package that has it.
 RUN = {
@@ -66,3 +67,42 @@ def ensure(wanted: dict[str, str], cache: Cache, progress: Progress) -> None:
         progress.run(argv, what=" ".join(argv[:2]), log=cache.logs / "apt.log", timeout=900, env=env)
     if still := missing(wanted):
         raise ClusterError(f"apt-get installed {names}, but still missing: {' '.join(still)}")
+
+
+# --- programs without installing their package ----------------------------------------------------------------------
+def libraries_of(depends: str) -> list[str]:
+    """The packages of PgBouncer's own libraries, from `apt-cache depends`; what every system has is left out."""
+    lines = [line.strip().lstrip("|") for line in depends.splitlines()]
+    names = [line.removeprefix("Depends:").strip() for line in lines if line.startswith("Depends:")]
+    return sorted(name for name in names if name.startswith(("libevent", "libc-ares", "libcares")))
+
+
+def pgbouncer(target: Path, cache: Cache, progress: Progress) -> Path:
+    """Puts PgBouncer and its libraries into `target`, where any account can run it; the program's path.
+
+    Its Debian package is only unpacked: installing it would start a service. Raises ClusterError where that isn't
+    possible.
+    """
+    unpacked = cache.root / "pgbouncer"
+    log = cache.logs / "apt.log"
+    if not (unpacked / "usr/sbin/pgbouncer").exists():
+        if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+            raise ClusterError("PgBouncer is not installed, and there is no apt-get to get it with")
+        depends = output(["apt-cache", "depends", "pgbouncer"])
+        if not depends and os.geteuid() == 0:
+            progress.run(["apt-get", "update", "-qq"], what="apt-get update", log=log, timeout=300)
+            depends = output(["apt-cache", "depends", "pgbouncer"])
+        progress.say("downloading PgBouncer from the Debian packages")
+        with tempfile.TemporaryDirectory(prefix="leasedjob-apt-") as folder:
+            Path(folder).chmod(0o777)  # apt downloads as an account of its own
+            download = ["apt-get", "download", "-qq", "pgbouncer", *libraries_of(depends or "")]
+            progress.run(download, what="downloading PgBouncer", log=log, timeout=300, cwd=Path(folder))
+            for archive in sorted(Path(folder).glob("*.deb")):
+                unpack = ["dpkg", "-x", str(archive), str(unpacked)]
+                progress.run(unpack, what=f"unpacking {archive.name}", log=log, timeout=60)
+    shutil.copytree(unpacked / "usr", target / "usr", symlinks=True, dirs_exist_ok=True)
+    libraries = next((str(p.parent) for p in (target / "usr/lib").rglob("libevent-2*")), "")
+    program = target / "pgbouncer"
+    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {target}/usr/sbin/pgbouncer "$@"\n')
+    program.chmod(0o755)
+    return program

@@ -195,6 +195,18 @@ def test_only_missing_packages_are_installed() -> None:
     assert "-y" in install
 
 
+def test_pgbouncers_own_libraries_come_with_it() -> None:
+    lines = (
+        "pgbouncer",
+        "  PreDepends: libevent-x",
+        "  Depends: libc-ares2",
+        "  Depends: libc6",
+        " |Depends: libevent-2.1-7",
+    )
+    depends = "\n".join(lines)
+    assert packages.libraries_of(depends) == ["libc-ares2", "libevent-2.1-7"]
+
+
 @pytest.mark.parametrize(
     ("env", "root"),
     [

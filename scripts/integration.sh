@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs the tests that need a PostgreSQL or an API server without nodes, and brings PgBouncer for those that go through it.
+set -euo pipefail
+: "${BIN:?}" "${WORKERS:?}"
+cd "$(dirname "$0")/.."
+
+if [ -z "${LEASEDJOB_TEST_PGBOUNCER:-}" ] && ! command -v pgbouncer > /dev/null; then
+    tools=$(mktemp -d -t leasedjob-tools-XXXXXX)
+    trap 'rm -rf "$tools"' EXIT
+    chmod 755 "$tools"
+    if LEASEDJOB_TEST_PGBOUNCER=$("$BIN/python" -m tests.cluster pgbouncer "$tools" | tail -n 1) && [ -n "$LEASEDJOB_TEST_PGBOUNCER" ]; then
+        export LEASEDJOB_TEST_PGBOUNCER
+    elif [ "${CI:-}" = true ]; then
+        exit 1
+    else
+        unset LEASEDJOB_TEST_PGBOUNCER
+        echo "THE TESTS BEHIND PGBOUNCER WILL BE SKIPPED" >&2
+    fi
+fi
+# shellcheck disable=SC2086  # PYTEST holds options
+"$BIN/pytest" -q tests/integration tests/controller -n "$WORKERS" --dist worksteal -m "not soak" ${PYTEST:-}
