@@ -126,7 +126,7 @@ _SOURCES = (
     "requirements",
 )
 _LOCKS = ("operator", "sidecar", "build", "postgresql")
-KEPT_ARCHIVES = 3
+KEPT_ARCHIVES = 2
 BUILD_SECONDS = 900
 
 
@@ -168,6 +168,14 @@ def buildah_build_command(buildah: list[str], image: Image, context: Path) -> li
     """Builds without a network: the base is in the store, the wheels are in the context."""
     options = ["--isolation=chroot", "--layers", "--pull=never", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}"]
     return [*buildah, "bud", *options, "--target", image.target, "-t", image.name, str(context)]
+
+
+def forget_script(buildah: list[str], current: list[Image]) -> str:
+    """Removes images of earlier working trees from the build's store; the layers of the current ones stay."""
+    program = shlex.join(buildah)
+    keep = " ".join(f"-e {shlex.quote(image.name)}" for image in current)
+    ours = f"{program} images --format '{{{{.Name}}}}:{{{{.Tag}}}}' | {{ grep '^docker.io/leasedjob/' || :; }}"
+    return f"{ours} | {{ grep -vxF {keep} || :; }} | xargs -r {program} rmi"
 
 
 def wheels(cache: Cache, progress: Progress) -> Path:
@@ -233,6 +241,7 @@ def project_archives(cache: Cache, progress: Progress, env: Mapping[str, str] = 
                     ["mv", str(partial), str(target[image])],
                 ]
             script = "set -ex\n" + "\n".join(shlex.join(c) for c in commands)
+            script += "\n" + forget_script(buildah, images)
             isolated = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
             environment = clean_environment(PATH=packages.search_path(), TMPDIR=run)
             progress.run(isolated, what="building the images", log=log, timeout=BUILD_SECONDS, env=environment)

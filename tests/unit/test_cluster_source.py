@@ -147,7 +147,7 @@ def test_old_archives_go_but_never_a_current_one(tmp_path: Path) -> None:
         path.touch()
         os.utime(path, (number, number))
     (tmp_path / "base-x.tar").touch()
-    assert images.stale(tmp_path, {archives[0]}) == [archives[1]]
+    assert images.stale(tmp_path, {archives[0]}) == [archives[2], archives[1]]
 
 
 # --- programs and packages -------------------------------------------------------------------------------------------
