@@ -125,24 +125,23 @@ def find(cache: Cache, name: str, env: Mapping[str, str] = os.environ) -> Cluste
     node = lifecycle.find(cache, name)
     if node is not None and lifecycle.healthy(node):
         return _of_node(node)
-    folder = _kind_folder(cache, name)
-    if (folder / "kind.json").exists():
-        return _of_kind(cache, name, json.loads((folder / "kind.json").read_text())["engine"], quiet)
+    if (engine := _kind_engine(cache, name)) is not None:
+        cluster = _kind_cluster(cache, name, engine, quiet)
+        return cluster if _answers(cluster.kubectl, cluster.kubeconfig) else None
     return None
 
 
 def down(cache: Cache, name: str, progress: Progress) -> None:
     """Removes a cluster that `up` made; a cluster that the user named is left alone."""
-    folder = _kind_folder(cache, name)
-    if (folder / "kind.json").exists():
-        engine = json.loads((folder / "kind.json").read_text())["engine"]
-        environment = clean_environment(**kind.environment(engine))
-        argv = kind.delete_command(_kind_program(cache, progress), name, folder / "kubeconfig")
-        progress.run(argv, what="kind delete cluster", log=cache.logs / "kind.log", timeout=120, env=environment)
-        shutil.rmtree(folder)
-        progress.say(f"cluster {name} is removed")
-    else:
+    if (engine := _kind_engine(cache, name)) is None:
         lifecycle.down(cache, name, progress)
+        return
+    folder = _kind_folder(cache, name)
+    environment = clean_environment(**kind.environment(engine))
+    argv = kind.delete_command(_kind_program(cache, progress), name, folder / "kubeconfig")
+    progress.run(argv, what="kind delete cluster", log=cache.logs / "kind.log", timeout=120, env=environment)
+    shutil.rmtree(folder)
+    progress.say(f"cluster {name} is removed")
 
 
 def _of_node(node: Node) -> Cluster:
@@ -160,6 +159,12 @@ def _clients(cache: Cache, progress: Progress) -> tuple[str, str]:
     return kubectl or str(built / "kubectl"), helm or str(built / "helm")
 
 
+def _answers(kubectl: str, kubeconfig: Path) -> bool:
+    """Whether the API server of a kubeconfig answers within 15 s."""
+    argv = [kubectl, "--kubeconfig", str(kubeconfig), "get", "--raw", "/version", "--request-timeout=15s"]
+    return output(argv, timeout=20) is not None
+
+
 def _of_user(cache: Cache, name: str, kubeconfig: Path, progress: Progress) -> Cluster:
     kubeconfig = kubeconfig.expanduser().absolute()
     if not kubeconfig.is_file():
@@ -168,7 +173,7 @@ def _of_user(cache: Cache, name: str, kubeconfig: Path, progress: Progress) -> C
         if node.kubeconfig == kubeconfig:
             return _of_node(node)
     kubectl, helm = _clients(cache, progress)
-    if output([kubectl, "--kubeconfig", str(kubeconfig), "version", "--request-timeout=15s"], timeout=20) is None:
+    if not _answers(kubectl, kubeconfig):
         raise ClusterError(
             f"the cluster of {kubeconfig} does not answer; try: kubectl --kubeconfig {kubeconfig} version"
         )
@@ -177,6 +182,14 @@ def _of_user(cache: Cache, name: str, kubeconfig: Path, progress: Progress) -> C
 
 def _kind_folder(cache: Cache, name: str) -> Path:
     return cache.clusters / f"{name}-kind"
+
+
+def _kind_engine(cache: Cache, name: str) -> str | None:
+    """The engine of the kind cluster that was made under that name; None where none was."""
+    try:
+        return str(json.loads((_kind_folder(cache, name) / "kind.json").read_text())["engine"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _kind_program(cache: Cache, progress: Progress) -> str:
@@ -205,9 +218,13 @@ def _of_kind(cache: Cache, name: str, engine: str, progress: Progress) -> Cluste
         argv = kind.create_command(program, name, kubeconfig)
     seconds = 2 * kind.START_SECONDS
     progress.run(argv, what="kind", log=cache.logs / "kind.log", timeout=seconds, env=environment)
+    return _kind_cluster(cache, name, engine, progress)
+
+
+def _kind_cluster(cache: Cache, name: str, engine: str, progress: Progress) -> Cluster:
     kubectl, helm = _clients(cache, progress)
     address = kind.first_ipv4(output(kind.gateway_command(engine)))
-    return Cluster(name, Source.KIND, kubeconfig, kubectl, helm, address)
+    return Cluster(name, Source.KIND, _kind_folder(cache, name) / "kubeconfig", kubectl, helm, address)
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -251,7 +268,9 @@ def _load_kind(cache: Cache, engine: str, name: str, wanted: list[images.Image],
     environment = clean_environment(**kind.environment(engine))
     base = f"docker.io/library/{images.PUBLIC_BASE_IMAGE}"
     log = cache.logs / "kind.log"
-    progress.run([engine, "tag", base, images.BASE_IMAGE], what="naming the base image", log=log, timeout=60)
+    # A build need not leave its base among the engine's images.
+    for argv in ([engine, "pull", base], [engine, "tag", base, images.BASE_IMAGE]):
+        progress.run(argv, what=f"{argv[1]} of the base image", log=log, timeout=300)
     with tempfile.TemporaryDirectory(prefix="leasedjob-images-") as folder:
         for number, name_of_image in enumerate([*(i.name for i in wanted), base, images.BASE_IMAGE]):
             archive = Path(folder) / f"{number}.tar"

@@ -257,3 +257,64 @@ def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no-such-program is not installed"):
         Progress().run(["no-such-program"], what="trying", log=tmp_path / "log", timeout=10)
+
+
+# --- kind, with programs that only write down how they were called ----------------------------------------------------
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with docker, kind, kubectl and helm; each call is a line of the file that is returned."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    answers = {
+        "docker": 'case "$1 $2" in "info --format") echo 28.2.2;; "network inspect") echo "fc00::1 172.18.0.1";; esac',
+        "kind": f'case "$1 $2" in "get clusters") cat {tmp_path}/clusters 2> /dev/null;; '
+        f'"create cluster") echo leasedjob-x > {tmp_path}/clusters;; "delete cluster") rm {tmp_path}/clusters;; esac',
+        "kubectl": 'case "$*" in *current-context*) echo kind-leasedjob-x;; esac',
+        "helm": "",
+    }
+    for name, body in answers.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{body}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    for variable in (source.KUBECONFIG_VARIABLE, source.REGISTRY_VARIABLE, source.FORCE_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    return calls
+
+
+def test_kind_from_up_to_down(pretend: Path, tmp_path: Path) -> None:
+    cache, progress = Cache(tmp_path / "cache"), Progress()
+    cluster = source.up(cache, "x", progress, {})
+    assert (cluster.source, cluster.host_address) == (Source.KIND, "172.18.0.1")
+    assert cluster.kubeconfig == tmp_path / "cache" / "clusters" / "x-kind" / "kubeconfig"
+    assert source.find(cache, "x", {}) == cluster
+    pretend.write_text("")
+    assert source.up(cache, "x", progress, {}) == cluster
+    assert "create cluster" not in pretend.read_text(), "a cluster that is there is not made again"
+    pretend.write_text("")
+    values = source.deliver(cluster, cache, progress, {})
+    calls = pretend.read_text().splitlines()
+    assert values == source.chart_values(images.project_tag(images.base_key()))
+    for image in images.project_images(images.project_tag(images.base_key())):
+        assert f"docker build --target {image.target} -t {image.name} {REPOSITORY}" in calls
+    assert sum(call.startswith("kind load image-archive --name leasedjob-x ") for call in calls) == 5
+    source.down(cache, "x", progress)
+    assert source.find(cache, "x", {}) is None
+
+
+def test_a_users_cluster_gets_its_images_from_a_registry(pretend: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "kubectl").write_text("#!/bin/sh\necho production\n")
+    kubeconfig = tmp_path / "config"
+    kubeconfig.touch()
+    cache, progress = Cache(tmp_path / "cache"), Progress()
+    cluster = source.up(cache, "x", progress, {source.KUBECONFIG_VARIABLE: str(kubeconfig)})
+    assert (cluster.source, cluster.kubeconfig) == (Source.USER, kubeconfig)
+    with pytest.raises(ClusterError, match="set LEASEDJOB_REGISTRY"):
+        source.deliver(cluster, cache, progress, {})
+    pretend.write_text("")
+    values = source.deliver(cluster, cache, progress, {source.REGISTRY_VARIABLE: "registry.example/mine/"})
+    assert values[-1] == "global.imageRegistry=registry.example/mine"
+    tag = images.project_tag(images.base_key())
+    assert f"docker push registry.example/mine/leasedjob/operator:{tag}" in pretend.read_text().splitlines()
+    assert "kind" not in pretend.read_text()
