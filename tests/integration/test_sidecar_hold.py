@@ -474,7 +474,8 @@ async def test_data_that_postgresql_cannot_store_is_replaced_and_the_run_is_reco
 ) -> None:
     pod = await pods.pod(minute, CALM)
     pod.adopt_and_hold()
-    assert pod.post(None, raw=raw)[0] == 200
+    assert pod.post(None, raw=raw)[0] == 202
+    pod.end()
     assert pod.row()["data"] == stored
 
 
