@@ -140,6 +140,7 @@ def test_the_pods_name_is_taken(bench: Bench) -> None:
         assert _nothing_counted(row)
     for job in names:
         # Of the two Pods of that job only one is ours.
+        row = bench.rows(job)[-1]
         pod = wait_until("attempt 2", lambda row=row: _attempts(bench, row, 2))[0]
         kubelet = Kubelet(bench, pod)
         kubelet.run()

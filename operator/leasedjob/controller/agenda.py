@@ -46,6 +46,11 @@ class Agenda(Generic[Key]):
         if len(self._heap) > 64 + 4 * len(self._times):
             self._compact()
 
+    def sooner(self, key: Key, at: datetime) -> None:
+        """Look at `key` at this time at the latest."""
+        if key not in self._times or at < self._times[key]:
+            self.set(key, at)
+
     def _compact(self) -> None:
         """Times that were set anew leave their old entries behind; drop them when they outnumber the live ones."""
         self._heap = [entry for entry in self._heap if self._times.get(entry[2]) == entry[0]]

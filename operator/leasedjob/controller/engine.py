@@ -35,6 +35,7 @@ from leasedjob.lease.store import OperatorStore
 log = logging.getLogger(__name__)
 ROUNDS: Final = 12  # decisions in one reconcile; each acts on what the one before changed
 RECENT: Final = 10  # terminal runs kept in memory and shown in status
+CONFLICT_RETRY: Final = timedelta(seconds=5)  # for a status that was written elsewhere, if no event tells of it
 BACKOFF: Final = (0.2, 30.0)  # seconds, first and longest, after a fault that may pass
 DATABASE_FAULTS: Final = (DatabaseUnavailableError, DatabaseRefusedError, SchemaMissingError)
 
@@ -193,7 +194,8 @@ class Engine:
         else:
             await self._settle_pods(entry)
         entry.trouble = ""
-        await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict)
+        if not await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict):
+            self.agenda.sooner(entry.key, self.clock.now() + CONFLICT_RETRY)
 
     def _derive(self, entry: Entry) -> None:
         before = entry.code

@@ -24,6 +24,7 @@ FULL_POLL_SECONDS: Final = 30.0
 OVERLAP: Final = timedelta(seconds=10)  # transactions commit in another order than they read the clock
 RENEW_SECONDS: Final = 15.0
 STALE_AFTER: Final = 180.0  # seconds for which lists may show what the watch does not, before the process is unhealthy
+STUCK_AFTER: Final = 10.0  # the same, before the watch begins anew
 
 
 async def forever(name: str, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
@@ -152,6 +153,7 @@ class Health:
     database: str = "the database has not been asked yet"
     seen: Counter[str] = field(default_factory=Counter)  # watch events by kind of object
     silent_since: dict[str, float] = field(default_factory=dict)
+    stuck: asyncio.Event = field(default_factory=asyncio.Event)  # the watch should begin anew
 
     def event(self, kind: str) -> None:
         """The watch delivered something."""
@@ -196,6 +198,8 @@ class Comparer:
             oldest = page_version if oldest is None else min(oldest, page_version)
         differences = cache.compare(kind, bodies, oldest or 0)
         health = self._health
+        if not bodies:
+            health.silent_since.pop(kind, None)  # there is nothing that a watch that began anew could deliver
         if differences and health.listed and health.seen[kind] == self._before.get(kind):
             # What changes in this very moment differs rightly, and its event, a moment later, ends the suspicion.
             log.warning("a list of %s showed %d changes that the watch has not", plural, differences)
@@ -212,4 +216,6 @@ class Comparer:
             self._engine.begin()
         else:
             await self._engine.forget_absent()
+        if self._health.staleness() > STUCK_AFTER:
+            self._health.stuck.set()
         self._engine.metrics.watch_lag_seconds.set(self._health.staleness())

@@ -159,12 +159,14 @@ class StatusWriter:
         self._kube = kube
         self._clock = clock
 
-    async def write(self, entry: Entry, view: JobView, runs: Sequence[Json], conflict: Entry | None) -> None:
-        """Status of the LeasedJob, then of its LeasedJobRuns. Conflicts are left to the next observation."""
+    async def write(self, entry: Entry, view: JobView, runs: Sequence[Json], conflict: Entry | None) -> bool:
+        """Status of the LeasedJob, then of its LeasedJobRuns. False: one was changed elsewhere meanwhile; its event, or
+        another look, leads to the next try."""
+        settled = True
         status = job_status(entry, view, conflict)
         old: Json = entry.body.get("status") or {}
         if status != old and not behind(old, status, view.now):
-            body = await self._patch("leasedjobs", entry.body, status, old)
+            body, settled = await self._patch("leasedjobs", entry.body, status, old)
             if body is not None:
                 entry.body = body
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
@@ -175,27 +177,34 @@ class StatusWriter:
             request = requests.get(body["metadata"]["uid"])
             key = request.lock_key if request else ""
             note = entry.notes.get(key, "") or waits
-            await self.write_run(body, entry.code, rows.get(key), problem, note)
+            settled &= await self.write_run(body, entry.code, rows.get(key), problem, note)
+        return settled
 
-    async def write_run(self, body: Json, code: str, run: Run | None, problem: str, note: str = "") -> None:
-        """Status of one LeasedJobRun; see `manual.status`."""
+    async def write_run(self, body: Json, code: str, run: Run | None, problem: str, note: str = "") -> bool:
+        """Status of one LeasedJobRun; see `manual.status`. False as for `write`."""
         if manual.phase_of(body) in manual.FINAL:
-            return
+            return True
         now = self._clock.now()
         status = manual.status(body, code=code, run=run, problem=problem, note=note, now=now)
         before: Json = body.get("status") or {}
         if status != before and not manual.behind(before, status):
-            await self._patch("leasedjobruns", body, status, before)
+            _, settled = await self._patch("leasedjobruns", body, status, before)
+            return settled
+        return True
 
-    async def _patch(self, plural: str, body: Json, status: dict[str, Any], old: Json) -> Json | None:
-        """A merge patch only adds and replaces, so what is no longer true is set to null."""
+    async def _patch(self, plural: str, body: Json, status: dict[str, Any], old: Json) -> tuple[Json | None, bool]:
+        """A merge patch only adds and replaces, so what is no longer true is set to null.
+
+        The new body, None if nothing was written; False if the object was changed meanwhile.
+        """
         meta = body["metadata"]
         patch = {**{k: None for k in old if k not in status}, **status}
         try:
-            return await self._kube.patch_status(
+            written = await self._kube.patch_status(
                 plural, meta["namespace"], meta["name"], patch, meta.get("resourceVersion", "")
             )
         except KubeError as e:
             if e.status in (404, 409):
-                return None  # gone, or changed meanwhile: its event leads to the next reconcile
+                return None, e.status == 404
             raise
+        return written, True

@@ -7,6 +7,7 @@ tasks of its loop. What it observes is handed over to the operator's loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from leasedjob.controller.pods import cluster_label
 from leasedjob.controller.settings import Settings
 from leasedjob.protocol import GROUP, LABEL_CLUSTER, LABEL_MANAGED, VERSION
 
+log = logging.getLogger(__name__)
 Deliver = Callable[[str, Callable[[dict[str, Any]], None], kopf.Body], None]
 
 
@@ -28,9 +30,8 @@ def pod_labels(settings: Settings) -> dict[str, str]:
 
 
 async def watch(settings: Settings, cache: Cache, health: Health) -> None:
-    """Watches until it is cancelled; ends or raises only if kopf does."""
+    """Watches until it is cancelled; ends or raises only if kopf does. A watch that is said to be stuck begins anew."""
     loop = asyncio.get_running_loop()
-    stop = threading.Event()
 
     def deliver(kind: str, take: Callable[[dict[str, Any]], None], body: kopf.Body) -> None:
         plain = dict(body)
@@ -41,7 +42,7 @@ async def watch(settings: Settings, cache: Cache, health: Health) -> None:
 
         loop.call_soon_threadsafe(arrived)
 
-    def run() -> None:
+    def run(stop: threading.Event) -> None:
         kopf.run(
             registry=registry_for(settings, cache, deliver),
             settings=settings_for(settings),
@@ -51,12 +52,21 @@ async def watch(settings: Settings, cache: Cache, health: Health) -> None:
             stop_flag=stop,
         )
 
-    thread = asyncio.ensure_future(asyncio.to_thread(run))
-    try:
-        await asyncio.shield(thread)
-    finally:
-        stop.set()
-        await thread
+    while True:
+        stop = threading.Event()
+        health.stuck.clear()
+        thread = asyncio.ensure_future(asyncio.to_thread(run, stop))
+        stuck = asyncio.ensure_future(health.stuck.wait())
+        try:
+            await asyncio.wait([thread, stuck], return_when=asyncio.FIRST_COMPLETED)
+            if thread.done():
+                return
+        finally:
+            stuck.cancel()
+            stop.set()
+            await thread
+        # A watcher ends for good at what kopf takes for final: a right that comes late, a definition created anew.
+        log.warning("the watch is silent and begins anew")
 
 
 def registry_for(settings: Settings, cache: Cache, deliver: Deliver) -> kopf.OperatorRegistry:
