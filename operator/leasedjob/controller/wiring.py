@@ -7,6 +7,7 @@ tasks of its loop. What it observes is handed over to the operator's loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -60,11 +61,12 @@ async def watch(settings: Settings, cache: Cache, health: Health) -> None:
         try:
             await asyncio.wait([thread, stuck], return_when=asyncio.FIRST_COMPLETED)
             if thread.done():
-                return
+                return await thread
         finally:
             stuck.cancel()
             stop.set()
-            await thread
+            with contextlib.suppress(Exception):  # what had ended its watchers was logged then
+                await thread
         # A watcher ends for good at what kopf takes for final: a right that comes late, a definition created anew.
         log.warning("the watch is silent and begins anew")
 
