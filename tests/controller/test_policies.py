@@ -163,6 +163,7 @@ def test_run_all_goes_on_whichever_replica_won_a_tick(bench: Bench) -> None:
     assert not events(bench, "TickMissed")
 
 
+@pytest.mark.soak
 def test_three_hundred_objects_at_one_tick_are_each_claimed_once(bench: Bench) -> None:
     """A real tick, two replicas: one row and one Pod for each object, and nobody reports another's tick as missed."""
     operators = [bench.operator("op-1"), bench.operator("op-2")]
