@@ -9,6 +9,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from leasedjob import protocol
 from tests.controller.control_plane import Bench, Kubelet, OperatorProcess, wait_until
 
