@@ -17,7 +17,7 @@ from tests.cluster.progress import ClusterError, Progress, clean_environment, ou
 KUBERNETES = "1.37.2"
 CONTAINERD = "2.4.2"
 GO_NEEDED = (1, 26)
-BUILD_SECONDS = 30 * 60
+BUILD_SECONDS = 45 * 60
 
 
 @dataclass(frozen=True, slots=True)
