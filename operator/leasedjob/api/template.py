@@ -27,7 +27,6 @@ MAX_CONTAINERS: Final = 64
 MAX_VOLUMES: Final = 256
 MAX_PORTS: Final = 128
 MAX_LABELS: Final = 256
-_WAY_OUT: Final = "run the command under `leasedjob exec` if it needs this"
 _RESERVED_PORTS: Final = (protocol.PROBE_PORT, protocol.REPORT_PORT)
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
@@ -112,7 +111,7 @@ class WorkloadProbe(OpenShape):
             holds=lambda probe, attribute=field: getattr(probe, attribute) is None,  # type: ignore[misc]
             field=field,
             message=f"{field} is refused in a livenessProbe: the lease's sidecar performs it and can't do this one; "
-            f"use httpGet or tcpSocket, or {_WAY_OUT}",
+            "use httpGet or tcpSocket",
         )
         for cel, field in (("exec", "exec"), ("grpc", "grpc"))
     )
@@ -158,7 +157,8 @@ class WorkloadContainer(Container):
         _absent(
             "startupProbe",
             "startup_probe",
-            f"until it succeeds no liveness probe runs, so the fence could not stop the container; {_WAY_OUT}",
+            "until it succeeds no liveness probe runs, so the fence could not stop the container; "
+            "wait for what it needs in an init container, or in the program",
         ),
     )
 

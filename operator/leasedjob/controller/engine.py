@@ -29,6 +29,7 @@ from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
 from leasedjob.controller.status import StatusWriter
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
+from leasedjob.lease.database import FaultKind
 from leasedjob.lease.rows import JobSchedulerStatus, Registered, Registration, Run
 from leasedjob.lease.store import OperatorStore
 
@@ -169,13 +170,16 @@ class Engine:
 
     def _later(self, entry: Entry | None, key: Key, why: Exception, at_least: float = 0.0) -> None:
         delay = BACKOFF[0]
-        if entry is not None:
+        busy = isinstance(why, DatabaseUnavailableError) and why.kind == FaultKind.BUSY
+        if busy:  # the other replica is at the same row: ordinary, and over in a moment
+            log.debug("%s/%s: %s", *key, why)
+        elif entry is not None:
             entry.backoff = min(BACKOFF[1], max(entry.backoff * 2, BACKOFF[0], at_least))
             delay = entry.backoff
             if entry.trouble != str(why):
                 log.warning("%s/%s: %s", *key, why)
             entry.trouble = str(why)[:1024]
-        if isinstance(why, DATABASE_FAULTS):
+        if isinstance(why, DATABASE_FAULTS) and not busy:
             self.metrics.database_errors.inc()
         self.agenda.set(key, self.clock.now() + timedelta(seconds=max(delay, at_least)))
 
@@ -184,6 +188,8 @@ class Engine:
         self._derive(entry)
         if entry.warning and entry.generation != generation:
             await self.actor.events.record(entry.body, "ScheduleWarning", entry.warning, warning=True)
+        if entry.problem and entry.generation != generation:
+            await self.actor.events.record(entry.body, entry.problem[0], entry.problem[1], warning=True)
         conflict = self._conflict(entry)
         if entry.problem is None and conflict is None:
             if not await self._registered(entry):

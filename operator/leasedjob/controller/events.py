@@ -51,6 +51,7 @@ class Recorder:
             "lastTimestamp": now,
             "count": 1,
         }
+        log.info("%s/%s: %s: %s", meta["namespace"], meta["name"], reason, message)
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:

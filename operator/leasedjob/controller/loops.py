@@ -23,6 +23,7 @@ POLL_SECONDS: Final = 1.0
 FULL_POLL_SECONDS: Final = 30.0
 OVERLAP: Final = timedelta(seconds=10)  # transactions commit in another order than they read the clock
 RENEW_SECONDS: Final = 15.0
+WATCH_BEGINS_SECONDS: Final = 4.0
 STALE_AFTER: Final = 180.0  # seconds for which lists may show what the watch does not, before the process is unhealthy
 STUCK_AFTER: Final = 10.0  # the same, before the watch begins anew
 
@@ -207,6 +208,14 @@ class Comparer:
         self._before[kind] = health.seen[kind]
 
     async def step(self) -> None:
+        first = not self._health.listed
+        await self._compare()
+        if first:
+            # The watch lists for itself a moment later; what is deleted in between shows in neither.
+            await asyncio.sleep(WATCH_BEGINS_SECONDS)
+            await self._compare()
+
+    async def _compare(self) -> None:
         selector = f"{LABEL_CLUSTER}={cluster_label(self._engine.settings.cluster)}"
         await self._list("jobs", CRD_BASE, "leasedjobs", "")
         await self._list("runs", CRD_BASE, "leasedjobruns", "")

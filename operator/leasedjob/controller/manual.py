@@ -58,17 +58,27 @@ def requests(code: str, bodies: Iterable[Json]) -> tuple[ManualRun, ...]:
 def behind(old: Json, new: Json) -> bool:
     """Whether `new` was computed from an older row than `old`: an earlier attempt, or before its adoption."""
     mine, theirs = int(new.get("attempt") or 0), int(old.get("attempt") or 0)
-    claimed_only = new.get("reason") in ("Claimed", "Pending") and old.get("reason") == "Adopted"
-    return mine < theirs or (mine == theirs and claimed_only)
+    not_yet = new.get("phase") == "Pending" and new.get("reason") != "WaitingForRetry"
+    return mine < theirs or (mine == theirs and not_yet and old.get("reason") == "Adopted")
 
 
-def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, now: datetime) -> dict[str, Any]:
+def status(
+    body: Json,
+    *,
+    code: str,
+    run: Run | None,
+    problem: str,
+    note: str,
+    now: datetime,
+    waiting: tuple[str, str] | None = None,
+) -> dict[str, Any]:
     """The status of a LeasedJobRun.
 
     Args:
         run: its row, None if no claim was made yet.
         problem: why its LeasedJob can't run at all ("" if it can).
         note: why the claim was refused or waits, as `<Reason>: <message>` ("" if it wasn't).
+        waiting: why its Pod's workload doesn't run yet, reason and message; None if it runs, or no Pod is known.
     """
     old: Json = body.get("status") or {}
     meta, spec = body["metadata"], body.get("spec") or {}
@@ -111,6 +121,8 @@ def status(body: Json, *, code: str, run: Run | None, problem: str, note: str, n
         return _with(old, meta, "Cancelled" if cancelled else "Failed", reason, run.reason, now, facts, run.finished_at)
     if run.status is JobSchedulerStatus.FAIL:
         return _with(old, meta, "Pending", "WaitingForRetry", run.reason, now, facts)
+    if waiting is not None:
+        return _with(old, meta, "Pending", waiting[0], waiting[1], now, facts)
     running = run.pod_uid is not None
     return _with(old, meta, "Running" if running else "Pending", "Adopted" if running else "Claimed", "", now, facts)
 

@@ -150,6 +150,14 @@ def behind(old: Json, new: Json, now: datetime) -> bool:
     return False
 
 
+def _waiting(run: Run | None, pods: Sequence[PodFacts]) -> tuple[str, str] | None:
+    """Why the workload of a held run's Pod doesn't run yet; None if it does, or there is no such Pod."""
+    if run is None or run.status is not JobSchedulerStatus.RUNNING:
+        return None
+    pod = next((p for p in pods if p.lease_id == str(run.id) and p.attempt == run.attempt), None)
+    return None if pod is None or pod.finished or pod.workload_complete else waiting_reason(pod)
+
+
 class StatusWriter:
     """Writes statuses that differ from what stands there."""
 
@@ -177,15 +185,24 @@ class StatusWriter:
             request = requests.get(body["metadata"]["uid"])
             key = request.lock_key if request else ""
             note = entry.notes.get(key, "") or waits
-            settled &= await self.write_run(body, entry.code, rows.get(key), problem, note)
+            waiting = _waiting(rows.get(key), view.pods)
+            settled &= await self.write_run(body, entry.code, rows.get(key), problem, note, waiting)
         return settled
 
-    async def write_run(self, body: Json, code: str, run: Run | None, problem: str, note: str = "") -> bool:
+    async def write_run(
+        self,
+        body: Json,
+        code: str,
+        run: Run | None,
+        problem: str,
+        note: str = "",
+        waiting: tuple[str, str] | None = None,
+    ) -> bool:
         """Status of one LeasedJobRun; see `manual.status`. False as for `write`."""
         if manual.phase_of(body) in manual.FINAL:
             return True
         now = self._clock.now()
-        status = manual.status(body, code=code, run=run, problem=problem, note=note, now=now)
+        status = manual.status(body, code=code, run=run, problem=problem, note=note, now=now, waiting=waiting)
         before: Json = body.get("status") or {}
         if status != before and not manual.behind(before, status):
             _, settled = await self._patch("leasedjobruns", body, status, before)

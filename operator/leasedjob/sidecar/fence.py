@@ -528,7 +528,9 @@ def _beat_answered(state: State, event: BeatAnswered) -> State:
     if state.unconfirmed and event.at < state.trusted_until:
         state = replace(state, unconfirmed=False)
     if event.stop_requested and state.fenced is None:
-        state = replace(state, fenced=Fenced(event.at, "a stop was requested (another run replaces this one)"))
+        state = replace(
+            state, fenced=Fenced(event.at, "a stop was requested: the run was cancelled, replaced or given up")
+        )
     return state
 
 
