@@ -292,3 +292,14 @@ def test_ten_thousand_objects(cache: Cache, marked: Marked) -> None:
     assert len(cache.jobs) == 9000
     assert len(cache.removed) == 1000
     assert time.process_time() - began < 5
+
+
+def test_a_late_answer_does_not_undo_an_edit_that_was_seen() -> None:
+    """A status patch's answer that was overtaken by the event of an edit; nothing would ever tell of the edit again."""
+    cache = Cache(lambda _: None)
+    cache.job_seen(b.job_body(version=3))
+    entry = next(iter(cache.jobs.values()))
+    entry.renew(b.job_body(version=2))
+    assert entry.body["metadata"]["resourceVersion"] == "3"
+    entry.renew(b.job_body(version=4))
+    assert entry.body["metadata"]["resourceVersion"] == "4"

@@ -67,6 +67,12 @@ class Entry:
     def key(self) -> Key:
         return self.namespace, self.name
 
+    def renew(self, body: Json) -> None:
+        """Takes over an answer of the API server, unless the watch has delivered something newer while it was under way:
+        an edit that was seen must not be forgotten again."""
+        if version(body) > version(self.body):
+            self.body = body
+
 
 class Cache:
     """All observed objects. `changed(key)` is called for each LeasedJob that something changed for."""

@@ -176,7 +176,7 @@ class StatusWriter:
         if status != old and not behind(old, status, view.now):
             body, settled = await self._patch("leasedjobs", entry.body, status, old)
             if body is not None:
-                entry.body = body
+                entry.renew(body)
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
         waits = "Overlap: another run of this job is active" if not problem and manual_waits(view) else ""
         rows = {r.lock_key: r for r in view.rows.values()}
