@@ -68,8 +68,8 @@ class Entry:
         return self.namespace, self.name
 
     def renew(self, body: Json) -> None:
-        """Takes over an answer of the API server, unless the watch has delivered something newer meanwhile: an edit that
-        was seen must not be forgotten again."""
+        """Takes over an answer of the API server, unless the watch has delivered something newer meanwhile: an edit
+        that was seen must not be forgotten again."""
         if version(body) > version(self.body):
             self.body = body
 
