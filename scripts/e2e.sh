@@ -26,4 +26,4 @@ cluster up "$TEST_CLUSTER"
 cluster postgres "$TEST_CLUSTER"
 cluster images "$TEST_CLUSTER" > /dev/null
 # shellcheck disable=SC2086  # PYTEST holds options
-"$BIN/pytest" -q tests/e2e -n "$E2E_WORKERS" -m "not soak" --timeout 600 ${PYTEST:-}
+"$BIN/pytest" -q tests/e2e --reruns 1 -n "$E2E_WORKERS" -m "not soak" --timeout 600 ${PYTEST:-}
