@@ -6,7 +6,6 @@ cases of a kind go in one call of kubectl, which reports object by object.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -19,42 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from leasedjob.api.v1alpha1 import Condition, LeasedJobSpec, LeasedJobStatus, RunStatus, parse_job
 from leasedjob.lease.trust import Timing, default_heartbeat
+from tests.contract.crd_rules import TABLE, spec_of
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-TABLE = yaml.safe_load((ROOT / "tests" / "contract" / "crd-rules.yaml").read_text(encoding="utf-8"))
-
-
-def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = merged(result[key], value)
-        else:
-            result[key] = value
-    return result
 
 
 def job(case: dict[str, Any]) -> dict[str, Any]:
-    base = copy.deepcopy(TABLE["base"])
-    pod = merged(base["template"]["spec"], case.get("pod") or {})
-    if "container" in case:
-        pod["containers"][0] = merged(pod["containers"][0], case["container"])
-    base["template"]["spec"] = pod
-    if "metadata" in case:
-        base["template"]["metadata"] = case["metadata"]
     return {
         "apiVersion": "leasedjob.io/v1alpha1",
         "kind": "LeasedJob",
         "metadata": {"name": case["name"]},
-        "spec": merged(base, case.get("spec") or {}),
+        "spec": spec_of(case),
     }
 
 

@@ -7,39 +7,17 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tests.contract.crd_rules import TABLE, spec_of
 
 from leasedjob.api.problem import Problem, Reason, reason_for
 from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
 
-TABLE = yaml.safe_load((Path(__file__).parents[1] / "contract" / "crd-rules.yaml").read_text(encoding="utf-8"))
-
-
-def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = merged(result[key], value)
-        else:
-            result[key] = value
-    return result
-
 
 def body_of(case: dict[str, Any]) -> dict[str, Any]:
-    base = copy.deepcopy(TABLE["base"])
-    pod = merged(base["template"]["spec"], case.get("pod") or {})
-    if "container" in case:
-        pod["containers"][0] = merged(pod["containers"][0], case["container"])
-    base["template"]["spec"] = pod
-    if "metadata" in case:
-        base["template"]["metadata"] = case["metadata"]
-    return {"spec": merged(base, case.get("spec") or {})}
+    return {"spec": spec_of(case)}
 
 
 def cases(kind: str) -> list[Any]:
