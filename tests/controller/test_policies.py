@@ -14,29 +14,20 @@ import pytest
 from leasedjob import protocol
 from tests.controller.control_plane import Bench, Kubelet, OperatorProcess, wait_until
 
-HOURLY = "0 * * * *"
+# Half an hour away from now: the latest tick is about thirty minutes old, and none comes while a test runs.
+HOURLY = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
 
 
 def hour(back: int = 0) -> datetime:
     """The latest tick of HOURLY, or one that is `back` hours older."""
-    return datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=back)
-
-
-def settled_hour(room: float = 90.0) -> None:
-    """Waits for the next hour if this one has less than `room` seconds left: a test's ticks must not move."""
-    left = 3600 - time.time() % 3600
-    if left < room:
-        time.sleep(left + 0.2)
+    now = datetime.now(UTC)
+    tick = now.replace(minute=int(HOURLY.split()[0]), second=0, microsecond=0)
+    return (tick if tick <= now else tick - timedelta(hours=1)) - timedelta(hours=back)
 
 
 def put_back(bench: Bench, job: str, hours: int) -> None:
     """Ticks of the last `hours` hours are undecided, as after an outage; operators have to be started afterwards."""
-    bench.sql(
-        "UPDATE leasedjob.job_code SET watermark = date_trunc('hour', clock_timestamp()) - %s * interval '1 hour'"
-        " WHERE code = %s",
-        hours,
-        f"{bench.namespace}/{job}",
-    )
+    bench.sql("UPDATE leasedjob.job_code SET watermark = %s WHERE code = %s", hour(hours), f"{bench.namespace}/{job}")
 
 
 def after_outage(bench: Bench, hours: int, *jobs: str, operators: int = 1) -> list[OperatorProcess]:
@@ -74,7 +65,6 @@ def events(bench: Bench, reason: str) -> list[Any]:
 
 
 def test_forbid_skips_allow_starts_and_replace_waits_for_the_end(bench: Bench) -> None:
-    settled_hour()
     for policy in ("Forbid", "Allow", "Replace"):
         bench.apply(policy.lower(), schedule=HOURLY, concurrencyPolicy=policy, suspend=True)
     first = bench.operator("before")
@@ -109,7 +99,6 @@ def test_forbid_skips_allow_starts_and_replace_waits_for_the_end(bench: Bench) -
 
 
 def test_after_an_outage_each_policy_does_what_it_says(bench: Bench) -> None:
-    settled_hour()
     bench.apply("latest", schedule=HOURLY, missedRunPolicy="RunLatest")
     bench.apply("all", schedule=HOURLY, missedRunPolicy="RunAll", concurrencyPolicy="Allow")
     bench.apply("limit", schedule=HOURLY, missedRunPolicy="RunAll", missedRunLimit=2, concurrencyPolicy="Allow")
@@ -140,7 +129,6 @@ def test_after_an_outage_each_policy_does_what_it_says(bench: Bench) -> None:
 
 def test_run_all_goes_on_whichever_replica_won_a_tick(bench: Bench) -> None:
     """Forbid and RunAll: one after the other, each tick once, with two replicas; then the one that won last dies."""
-    settled_hour()
     bench.apply("chain", schedule=HOURLY, missedRunPolicy="RunAll")
     one, two = after_outage(bench, 4, "chain", operators=2)
     for attempt in range(4):
@@ -191,7 +179,6 @@ def test_three_hundred_objects_at_one_tick_are_each_claimed_once(bench: Bench) -
 
 
 def test_a_person_runs_a_due_tick_and_the_schedule_goes_on(bench: Bench) -> None:
-    settled_hour()
     bench.apply("mixed", schedule=HOURLY, missedRunPolicy="RunAll", suspend=True)
     first = bench.operator("before")
     wait_until("known", lambda: bench.ready_condition("mixed").get("reason") == "Suspended")
@@ -215,7 +202,6 @@ def test_a_person_runs_a_due_tick_and_the_schedule_goes_on(bench: Bench) -> None
 
 
 def test_resume_and_edit_start_nothing_old(bench: Bench) -> None:
-    settled_hour()
     bench.operator()
     bench.apply("resumed", schedule=HOURLY, suspend=True, missedRunPolicy="RunAll")
     bench.apply("edited", schedule="0 0 1 1 *", missedRunPolicy="RunAll")
