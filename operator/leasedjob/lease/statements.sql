@@ -123,6 +123,47 @@ INSERT INTO leasedjob.tenant_role (role, tenant) VALUES (%(role)s, %(tenant)s)
 -- A login role speaks for nobody any more.
 DELETE FROM leasedjob.tenant_role WHERE role = %(role)s;
 
+-- name: tenant_state
+-- Which slot a tenant uses, since when, and which of its roles may speak for it.
+SELECT t.slot, t.slot_since AS since, clock_timestamp() - t.slot_since AS age, t.retire_at IS NOT NULL AS overlapping,
+       coalesce(t.retire_at <= clock_timestamp(), false) AS retirable,
+       ARRAY(SELECT r.role::text FROM leasedjob.tenant_role r WHERE r.tenant = t.tenant ORDER BY r.role) AS roles
+  FROM leasedjob.tenant t
+ WHERE t.tenant = %(tenant)s;
+
+-- name: switch_slot
+-- A tenant's Secret names the other slot: from now on it is the current one, and the former one's time is limited.
+UPDATE leasedjob.tenant t
+   SET slot = %(slot)s, slot_since = clock_timestamp(),
+       retire_at = clock_timestamp() + %(overlap_ms)s * interval '1 millisecond'
+ WHERE t.tenant = %(tenant)s AND t.slot <> %(slot)s AND t.slot_since = %(since)s
+RETURNING t.slot;
+
+-- name: slot_retired
+-- The slot that isn't current can't log in any more and has no session left.
+UPDATE leasedjob.tenant t SET retire_at = NULL WHERE t.tenant = %(tenant)s;
+
+-- name: tenants_with_news
+-- Tenants of a cluster whose credential is old enough to be rotated, or whose former slot's time is over; in any order,
+-- so that several replicas don't all begin with the same one.
+SELECT t.tenant
+  FROM leasedjob.tenant t
+ WHERE starts_with(t.tenant, %(cluster)s || '/')
+   AND (t.retire_at <= clock_timestamp()
+        OR t.retire_at IS NULL AND %(rotate_after_ms)s > 0
+           AND t.slot_since <= clock_timestamp() - %(rotate_after_ms)s * interval '1 millisecond')
+ ORDER BY random()
+ LIMIT %(limit)s;
+
+-- name: end_sessions
+-- Tells the sessions of a role to end; how many were told.
+SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid)) AS told
+  FROM pg_catalog.pg_stat_activity a WHERE a.usename = %(role)s;
+
+-- name: sessions_of
+-- How many sessions a role has, in whatever database.
+SELECT count(*) AS sessions FROM pg_catalog.pg_stat_activity a WHERE a.usename = %(role)s;
+
 -- name: role_state
 -- Whether a role exists, and whether it can connect to this database already.
 SELECT r.oid IS NOT NULL AS present,

@@ -2,29 +2,37 @@
 
 A tenant's role may execute adopt, heartbeat and finish, which judge `session_user` and the token, and nothing else. A
 tenant has two slots, a and b, so that a password is rotated without a gap: the free slot gets the new password, the
-Secret is written, and the old slot is dropped once no Pod uses it any more (docs/decisions/0002-tenant-roles.md).
+Secret is written, and the old slot is disabled when every Pod has had time to see it
+(docs/decisions/0008-rotation.md). Which slot is current, and since when, is a row with the database's
+time; each change carries the state that it was decided on, so replicas can't undo each other's steps.
 
 The operator's role needs CREATEROLE, and it owns the schema; it needs to be no superuser.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
-from psycopg.rows import dict_row
+from psycopg.rows import DictRow, dict_row
 
-from leasedjob.errors import DatabaseRefusedError
+from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError
 from leasedjob.lease.database import FaultKind, translated
 from leasedjob.lease.statements import statement
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
+    from collections.abc import Mapping
+
+    from psycopg import AsyncConnection, AsyncCursor
 
 DEFAULT_CONNECTION_LIMIT: Final = 20
+SESSIONS_END_TRIES: Final = 40
+SESSIONS_END_SECONDS: Final = 0.05  # between two of them
 SIDECAR_FUNCTIONS: Final = (
     "adopt(uuid, uuid, uuid, text, text)",
     "heartbeat(uuid, uuid)",
@@ -64,6 +72,27 @@ class TenantRole:
     slot: Slot
 
 
+@dataclass(frozen=True, slots=True)
+class TenantState:
+    """What the database says of a tenant's slots.
+
+    Args:
+        slot: the current one: what new Pods use.
+        since: from when on; no other state has the same.
+        age: of the current slot's credential, by the database's clock.
+        overlapping: the former slot still works, for Pods that haven't seen the new credential.
+        retirable: its time is over.
+        in_force: the slots whose roles speak for the tenant.
+    """
+
+    slot: Slot
+    since: datetime
+    age: timedelta
+    overlapping: bool
+    retirable: bool
+    in_force: frozenset[Slot]
+
+
 def tenant_of(cluster: str, namespace: str) -> str:
     """The tenant's name. A namespace holds no "/", so no two pairs share one."""
     return f"{cluster}/{namespace}"
@@ -83,6 +112,7 @@ async def ensure_tenant(
     password: str,
     slot: Slot | str = Slot.A,
     connection_limit: int = DEFAULT_CONNECTION_LIMIT,
+    decided_on: TenantState | None = None,
 ) -> TenantRole:
     """Creates or resets the role of this slot with this password. Idempotent; any number of replicas may call it.
 
@@ -90,9 +120,11 @@ async def ensure_tenant(
         connection: in autocommit, as the owner of the schema.
         password: sent to the server only as its SCRAM verifier.
         connection_limit: how many sessions the role may have at once.
+        decided_on: the state that must still hold: a replica that was held up must not bring back what was retired.
 
     Raises:
         DatabaseRefusedError: the operator's role lacks CREATEROLE, or the tenant may not connect to the database.
+        DatabaseUnavailableError: with kind "busy" where `decided_on` holds no more: look again.
     """
     slot = Slot(slot)
     tenant = tenant_of(cluster, namespace)
@@ -103,6 +135,10 @@ async def ensure_tenant(
             await cursor.execute("SET LOCAL lock_timeout = '10s'")
             await cursor.execute(ONE_AT_A_TIME)
             await cursor.execute(statement("remember_tenant"), {"tenant": tenant})
+            if decided_on is not None:
+                row = await (await cursor.execute(statement("tenant_state"), {"tenant": tenant})).fetchone()
+                if row is None or row["since"] != decided_on.since:
+                    raise DatabaseUnavailableError(f"the slots of {tenant} have changed meanwhile", FaultKind.BUSY)
             state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
             name = sql.Identifier(role)
             verb = sql.SQL("ALTER" if state and state["present"] else "CREATE")
@@ -139,6 +175,127 @@ async def ensure_tenant(
     return TenantRole(tenant, role, slot)
 
 
+async def tenant_state(connection: AsyncConnection[Any], cluster: str, namespace: str) -> TenantState:
+    """Which slot is current, and so on; a tenant that isn't known yet is remembered."""
+    tenant = tenant_of(cluster, namespace)
+    with translated():
+        names = {role_name(await database_name(connection), tenant, slot): slot for slot in Slot}
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            row = await (await cursor.execute(statement("tenant_state"), {"tenant": tenant})).fetchone()
+            if row is None:
+                await cursor.execute(statement("remember_tenant"), {"tenant": tenant})
+                row = await (await cursor.execute(statement("tenant_state"), {"tenant": tenant})).fetchone()
+            assert row is not None
+            roles, slot = row.pop("roles"), Slot(row.pop("slot"))
+            return TenantState(slot=slot, in_force=frozenset(names[role] for role in roles if role in names), **row)
+
+
+async def switch_slot(
+    connection: AsyncConnection[Any], cluster: str, namespace: str, *, overlap: timedelta, decided_on: TenantState
+) -> bool:
+    """The Secret names the other slot: it is current from now on, and the former one's time ends after `overlap`.
+    False if `decided_on` holds no more."""
+    parameters = {
+        "tenant": tenant_of(cluster, namespace),
+        "slot": decided_on.slot.other,
+        "since": decided_on.since,
+        "overlap_ms": round(overlap.total_seconds() * 1000),
+    }
+    with translated():
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            return await (await cursor.execute(statement("switch_slot"), parameters)).fetchone() is not None
+
+
+async def retire_slot(connection: AsyncConnection[Any], cluster: str, namespace: str) -> bool:
+    """Disables the former slot, once its time is over, and ends its sessions. True if nothing is left to do.
+
+    First it can't log in any more, then its sessions end, and only then it no longer speaks for the tenant: a heartbeat
+    that is under way fails, and is sent again with the new credential, but is never answered "not yours".
+    """
+    tenant = tenant_of(cluster, namespace)
+    with translated():
+        names = {slot: role_name(await database_name(connection), tenant, slot) for slot in Slot}
+        async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+            if (role := await _retiring(cursor, tenant, names)) is None:
+                return True
+            name = sql.Identifier(role)
+            if await _present(cursor, role):
+                await cursor.execute(sql.SQL("ALTER ROLE {} NOLOGIN PASSWORD NULL CONNECTION LIMIT 0").format(name))
+        async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+            if (role := await _retiring(cursor, tenant, names)) is None:
+                return True
+            name = sql.Identifier(role)
+            if await _present(cursor, role):
+                # Sessions may be ended by members of their role only.
+                await cursor.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
+                await cursor.execute(statement("end_sessions"), {"role": role})
+                await cursor.execute(sql.SQL("REVOKE {} FROM CURRENT_USER").format(name))
+        if await _sessions(connection, role):
+            return False
+        async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
+            if (role := await _retiring(cursor, tenant, names)) is None:
+                return True
+            if await _present(cursor, role):
+                await _revoke(cursor, sql.Identifier(role))
+            await cursor.execute(statement("forget_tenant_role"), {"role": role})
+            await cursor.execute(statement("slot_retired"), {"tenant": tenant})
+            return True
+
+
+async def _sessions(connection: AsyncConnection[Any], role: str) -> int:
+    """How many sessions the role still has, once there are none or a moment has passed."""
+    left = 0
+    for _ in range(SESSIONS_END_TRIES):
+        # Each time in a transaction of its own: within one the server shows the same picture.
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            row = await (await cursor.execute(statement("sessions_of"), {"role": role})).fetchone()
+        left = int(row["sessions"]) if row is not None else 0
+        if not left:
+            break
+        await asyncio.sleep(SESSIONS_END_SECONDS)
+    return left
+
+
+async def _retiring(cursor: AsyncCursor[DictRow], tenant: str, names: Mapping[Slot, str]) -> str | None:
+    """The role that is to be disabled now, if there is one; under the lock from here on."""
+    await cursor.execute("SET LOCAL lock_timeout = '10s'")
+    await cursor.execute(ONE_AT_A_TIME)
+    row = await (await cursor.execute(statement("tenant_state"), {"tenant": tenant})).fetchone()
+    return names[Slot(row["slot"]).other] if row is not None and row["retirable"] else None
+
+
+async def _present(cursor: AsyncCursor[DictRow], role: str) -> bool:
+    state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
+    return bool(state and state["present"])
+
+
+async def _revoke(cursor: AsyncCursor[DictRow], name: sql.Identifier) -> None:
+    """Takes a role's rights on the schema away."""
+    for function in SIDECAR_FUNCTIONS:
+        await cursor.execute(sql.SQL("REVOKE ALL ON FUNCTION leasedjob.{} FROM {}").format(sql.SQL(function), name))
+    await cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA leasedjob FROM {}").format(name))
+
+
+async def tenants_with_news(
+    connection: AsyncConnection[Any], cluster: str, *, rotate_after: timedelta, limit: int = 100
+) -> list[str]:
+    """Namespaces of this cluster whose credential is to be rotated, or whose former slot is to be disabled.
+
+    Args:
+        rotate_after: zero: credentials don't grow old.
+    """
+    parameters = {
+        "cluster": cluster,
+        "rotate_after_ms": round(rotate_after.total_seconds() * 1000),
+        "limit": limit,
+    }
+    with translated():
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement("tenants_with_news"), parameters)
+            found = [str(row["tenant"]).removeprefix(f"{cluster}/") for row in await cursor.fetchall()]
+    return [namespace for namespace in found if "/" not in namespace]
+
+
 async def drop_slot(connection: AsyncConnection[Any], cluster: str, namespace: str, slot: Slot | str) -> bool:
     """Removes the role of this slot; its open sessions can do nothing any more. False if there was none."""
     tenant = tenant_of(cluster, namespace)
@@ -153,11 +310,7 @@ async def drop_slot(connection: AsyncConnection[Any], cluster: str, namespace: s
             if not state or not state["present"]:
                 return False
             name = sql.Identifier(role)
-            for function in SIDECAR_FUNCTIONS:
-                await cursor.execute(
-                    sql.SQL("REVOKE ALL ON FUNCTION leasedjob.{} FROM {}").format(sql.SQL(function), name)
-                )
-            await cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA leasedjob FROM {}").format(name))
+            await _revoke(cursor, name)
             await cursor.execute(
                 sql.SQL("REVOKE ALL ON DATABASE {} FROM {}").format(
                     sql.Identifier(await database_name(connection)), name

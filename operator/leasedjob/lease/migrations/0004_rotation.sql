@@ -1,0 +1,12 @@
+-- Which of a tenant's two slots its Secret names, since when, and when the other one's time is over. The database's clock
+-- says so for all replicas; each change of it carries the state that it was decided on.
+
+ALTER TABLE leasedjob.tenant
+    ADD COLUMN slot       text NOT NULL DEFAULT 'a' CHECK (slot IN ('a', 'b')),
+    ADD COLUMN slot_since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ADD COLUMN retire_at  timestamptz;
+
+COMMENT ON COLUMN leasedjob.tenant.slot IS 'The slot that new Pods use.';
+COMMENT ON COLUMN leasedjob.tenant.slot_since IS 'Since when; also the number of this state, which no other one has.';
+COMMENT ON COLUMN leasedjob.tenant.retire_at IS
+    'When every Pod has had time to see the new credential, and the other slot may be disabled; NULL: it is.';
