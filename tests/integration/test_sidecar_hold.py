@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import socket
 import threading
 import time
@@ -414,6 +416,25 @@ async def test_an_outcome_whose_answer_is_lost_is_recorded_once(outcome: Outcome
         int(outcome is Outcome.FAIL),
         int(outcome is Outcome.RELEASE),
     )
+
+
+async def test_signals_that_come_again_join_the_end_that_has_begun(pods: Pods, minute: datetime) -> None:
+    """The workload's failure is on its way to a slow database; SIGTERM comes three times, SIGINT once: one end, which is
+    recorded once, and a final testimony."""
+    pod = await pods.pod(minute, CALM)
+    pod.adopt_and_hold()
+    assert pod.post({"outcome": "fail", "data": {"rows": 42}})[0] == 202
+    pod.proxy.delay = 0.15
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+        pod.signal(number)
+        await asyncio.sleep(0.05)  # apart, so that each is delivered
+    testimony = pod.end()
+    assert (testimony.seen, testimony.outcome, testimony.final) == (Seen.REPORTED, "fail", True)
+    row = pod.row()
+    if testimony.recorded:  # else the operator records it: a busy machine may need longer than a sidecar waits
+        assert (row["status"], row["failures"], row["data"]) == ("FAIL", 1, {"rows": 42})
+    else:
+        assert row["failures"] <= 1
 
 
 async def test_an_outcome_waits_for_the_database(pods: Pods, minute: datetime) -> None:
