@@ -419,7 +419,7 @@ async def test_an_outcome_whose_answer_is_lost_is_recorded_once(outcome: Outcome
 
 
 async def test_signals_that_come_again_join_the_end_that_has_begun(pods: Pods, minute: datetime) -> None:
-    """The workload's failure is on its way to a slow database; SIGTERM comes three times, SIGINT once: one end, which is
+    """The workload's failure is on its way to a slow database; SIGTERM comes three times, SIGINT once: one end, that is
     recorded once, and a final testimony."""
     pod = await pods.pod(minute, CALM)
     pod.adopt_and_hold()
