@@ -279,6 +279,13 @@ def test_a_container_that_was_lost_is_an_interruption_not_a_failure() -> None:
     assert (found.result, found.reason) == (Result.RELEASE, "ContainerStatusUnknown")
 
 
+def test_a_container_that_vanished_under_containerd_is_an_interruption_too() -> None:
+    """After a crash of the node or of containerd; the same exit code with a kubelet's ordinary reason is a failure."""
+    found = decided(phase="Failed", workload=b.ended(255, 30, reason="Unknown"))
+    assert (found.result, found.reason) == (Result.RELEASE, "ContainerStatusUnknown")
+    assert decided(phase="Failed", workload=b.ended(255, 30, reason="Error")).result is Result.FAIL
+
+
 def test_a_container_that_was_lost_and_another_that_failed() -> None:
     found = decided(phase="Failed", workload={"main": b.unknown(), "second": b.ended(1, 30)})
     assert found.result is Result.RELEASE

@@ -18,6 +18,7 @@ from leasedjob.protocol import Seen, Testimony
 
 MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
 STOP_SLACK: Final = timedelta(seconds=2)  # most by which a node's clock may be behind the API server's
+UNKNOWN_EXIT_CODE: Final = 255  # containerd's, together with the reason "Unknown"
 BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
 
 
@@ -86,7 +87,9 @@ def _describe(name: str, end: ContainerEnd) -> str:
 
 
 def _unknown(end: ContainerEnd) -> bool:
-    return end.reason == "ContainerStatusUnknown"
+    """Whether nobody saw how the container ended: the kubelet's word for it, and containerd's, which after a crash of
+    the node or of itself finds that what had run is gone."""
+    return end.reason == "ContainerStatusUnknown" or (end.reason == "Unknown" and end.exit_code == UNKNOWN_EXIT_CODE)
 
 
 def outcome(pod: PodFacts, *, exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY) -> Outcome | Undecided:
