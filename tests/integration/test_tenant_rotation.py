@@ -66,7 +66,9 @@ async def test_a_whole_rotation_with_a_lease_that_is_held_throughout(
     answer = SidecarStore(old).adopt(run.id, run.owner_token, token, pod_uid="p", pod_name="p")
     assert answer.verdict is AdoptVerdict.ADOPTED
 
+    first = await tenant_state(owner, CLUSTER, NAMESPACE)
     await ensure(owner, Slot.B, "two", decided_on=first)
+    first = await tenant_state(owner, CLUSTER, NAMESPACE)
     assert await switch_slot(owner, CLUSTER, NAMESPACE, overlap=AT_ONCE, decided_on=first)
     second = await tenant_state(owner, CLUSTER, NAMESPACE)
     assert (second.slot, second.in_force) == (Slot.B, frozenset(Slot))
@@ -85,7 +87,7 @@ async def test_a_whole_rotation_with_a_lease_that_is_held_throughout(
     assert SidecarStore(new).heartbeat(run.id, token).held
     last = await tenant_state(owner, CLUSTER, NAMESPACE)
     assert (last.slot, last.overlapping, last.in_force) == (Slot.B, False, frozenset({Slot.B}))
-    assert last.since == second.since
+    assert last.age >= second.age
 
 
 async def test_the_former_slot_works_until_its_time_is_over(owner: Connection, database: Database) -> None:
@@ -104,9 +106,12 @@ async def test_the_former_slot_works_until_its_time_is_over(owner: Connection, d
 async def test_a_replica_that_was_held_up_undoes_nothing(owner: Connection, database: Database) -> None:
     """It saw slot a as the current one, was frozen, and goes on when slot b is current and slot a is disabled."""
     seen = await tenant_state(owner, CLUSTER, NAMESPACE)
-    await ensure(owner, Slot.A, "one", decided_on=seen)
+    await ensure(owner, Slot.A, "one")
     await ensure(owner, Slot.B, "two", decided_on=seen)
-    assert await switch_slot(owner, CLUSTER, NAMESPACE, overlap=AT_ONCE, decided_on=seen)
+    with pytest.raises(DatabaseUnavailableError, match="changed meanwhile"):
+        await ensure(owner, Slot.B, "another password for it", decided_on=seen)
+    now = await tenant_state(owner, CLUSTER, NAMESPACE)
+    assert await switch_slot(owner, CLUSTER, NAMESPACE, overlap=AT_ONCE, decided_on=now)
     assert await retire_slot(owner, CLUSTER, NAMESPACE)
     for slot in Slot:
         with pytest.raises(DatabaseUnavailableError, match="changed meanwhile") as caught:
@@ -123,6 +128,7 @@ async def test_the_slots_go_round(owner: Connection, database: Database) -> None
         state = await tenant_state(owner, CLUSTER, NAMESPACE)
         assert state.slot is slot.other
         await ensure(owner, slot, f"password {number}", decided_on=state)
+        state = await tenant_state(owner, CLUSTER, NAMESPACE)
         assert await switch_slot(owner, CLUSTER, NAMESPACE, overlap=AT_ONCE, decided_on=state)
         assert await retire_slot(owner, CLUSTER, NAMESPACE)
         login(database, slot, f"password {number}").execute("SELECT 1")

@@ -271,6 +271,7 @@ def test_the_operator_reads_every_setting_as_the_chart_writes_it(render: Any) ->
             "resources": {"requests": {"cpu": "5m"}, "limits": {"memory": "64Mi"}},
             "database": {"host": "db.example", "port": 6432},
             "secret": {"name": "lj-db", "create": True},
+            "rotation": {"afterDays": 0.5, "overlapSeconds": 86400},
         },
     }
     env = operator_env(render(values))
@@ -284,6 +285,7 @@ def test_the_operator_reads_every_setting_as_the_chart_writes_it(render: Any) ->
     assert settings.sidecar_resources["requests"] == {"cpu": "5m", "memory": "48Mi"}
     assert (settings.sidecar_secret, settings.sidecar_secret_create) == ("lj-db", True)
     assert (settings.sidecar_database_host, settings.sidecar_database_port) == ("db.example", "6432")
+    assert (settings.rotate_after_days, settings.rotation_overlap_seconds) == (0.5, 86400)
     assert settings.shared_codes == {"nightly"}
     assert (settings.health_port, settings.metrics_port) == (8080, 8081)
 
@@ -610,6 +612,7 @@ def test_definitions_are_kept_on_uninstall_unless_told_otherwise(render: Any) ->
         ({"migrations": {"mode": "sometimes"}}, "/migrations/mode"),
         ({"sidecar": {"secret": {"create": "yes"}}}, "/sidecar/secret/create"),
         ({"sidecar": {"database": {"port": 0}}}, "/sidecar/database/port"),
+        ({"sidecar": {"rotation": {"afterDays": -1}}}, "/sidecar/rotation/afterDays"),
         ({"postgresql": {"enabled": True}}, "enabled"),
         ({"database": {"password": "secret"}}, "password"),
         ({"metrics": {"service": {"port": 70000}}}, "/metrics/service/port"),

@@ -32,7 +32,7 @@ from leasedjob.controller.loops import (
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.controller.status import StatusWriter
-from leasedjob.controller.tenants import TenantSecrets
+from leasedjob.controller.tenants import Rotator, TenantSecrets
 from leasedjob.controller.wiring import watch
 from leasedjob.lease.database import Credentials, operator_pool
 from leasedjob.lease.store import OperatorStore
@@ -65,14 +65,17 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         await stack.enter_async_context(connections)
         store = OperatorStore(connections.connection)
         events = Recorder(kube, settings.identity)
-        actor = Actor(settings, kube, store, TenantSecrets(settings, kube), events, clock, metrics)
+        tenants = TenantSecrets(settings, kube, metrics)
+        actor = Actor(settings, kube, store, tenants, events, clock, metrics)
         engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
         actor.cache = engine.cache
+        rotator = Rotator(tenants, lambda: {namespace for namespace, _ in engine.cache.jobs})
         loops = {
             "agenda": engine.agenda.run(),
             "events": events.run(),
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
+            "rotate": forever("rotation of credentials", settings.rotation_check_seconds, rotator.step),
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),
         }

@@ -42,6 +42,9 @@ class Metrics:
         self.ticks_skipped = Counter("leasedjob_ticks_skipped", "Ticks skipped by policy.", ["reason"], registry=r)
         self.database_errors = Counter("leasedjob_database_errors", "Statements that failed.", registry=r)
         self.reconcile_errors = Counter("leasedjob_reconcile_errors", "Reconciles that hit a bug.", registry=r)
+        self.credential_rotations = Counter(
+            "leasedjob_credential_rotations", "Namespaces' database credentials replaced by this replica.", registry=r
+        )
         self.database_up = Gauge("leasedjob_database_up", "1 if the last poll of the database worked.", registry=r)
         self.jobs = Gauge("leasedjob_jobs", "LeasedJobs known to this replica.", registry=r)
         self.active_runs = Gauge("leasedjob_active_runs", "Runs that are held, in this cluster.", registry=r)

@@ -37,6 +37,9 @@ class Settings:
     sidecar_secret_create: bool = True
     sidecar_database_host: str = ""  # what Pods use to reach the database, if not what the operator uses
     sidecar_database_port: str = ""
+    rotate_after_days: float = 30.0  # age at which a namespace's credential is replaced; 0: never
+    rotation_overlap_seconds: int = 900  # for which the former credential works: every kubelet has synced by then
+    rotation_check_seconds: int = 30
     shared_codes: frozenset[str] = frozenset()
     metrics_port: int = 8081
     health_port: int = 8080
@@ -75,6 +78,15 @@ class Settings:
                 raise SettingsError(f"{name} must be a whole number, not {text!r}")
             return int(text)
 
+        def days(name: str, default: float) -> float:
+            try:
+                value = float(read(name, str(default)))
+            except ValueError:
+                value = -1.0
+            if not 0 <= value < 36500:
+                raise SettingsError(f"{name} must be a number of days, not {read(name)!r}")
+            return value
+
         def flag(name: str, default: bool) -> bool:
             text = read(name, str(default)).lower()
             if text not in ("true", "false"):
@@ -94,6 +106,9 @@ class Settings:
             sidecar_secret_create=flag("LEASEDJOB_SIDECAR_SECRET_CREATE", base.sidecar_secret_create),
             sidecar_database_host=read("LEASEDJOB_SIDECAR_DATABASE_HOST"),
             sidecar_database_port=read("LEASEDJOB_SIDECAR_DATABASE_PORT"),
+            rotate_after_days=days("LEASEDJOB_ROTATE_AFTER_DAYS", base.rotate_after_days),
+            rotation_overlap_seconds=number("LEASEDJOB_ROTATION_OVERLAP_SECONDS", base.rotation_overlap_seconds),
+            rotation_check_seconds=number("LEASEDJOB_ROTATION_CHECK_SECONDS", base.rotation_check_seconds),
             shared_codes=frozenset(parsed("LEASEDJOB_SHARED_CODES", list, [])),
             metrics_port=number("LEASEDJOB_METRICS_PORT", base.metrics_port),
             health_port=number("LEASEDJOB_HEALTH_PORT", base.health_port),

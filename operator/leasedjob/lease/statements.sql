@@ -124,8 +124,8 @@ INSERT INTO leasedjob.tenant_role (role, tenant) VALUES (%(role)s, %(tenant)s)
 DELETE FROM leasedjob.tenant_role WHERE role = %(role)s;
 
 -- name: tenant_state
--- Which slot a tenant uses, since when, and which of its roles may speak for it.
-SELECT t.slot, t.slot_since AS since, clock_timestamp() - t.slot_since AS age, t.retire_at IS NOT NULL AS overlapping,
+-- Which slot a tenant uses, for how long already, and which of its roles may speak for it.
+SELECT t.slot, t.generation, clock_timestamp() - t.slot_since AS age, t.retire_at IS NOT NULL AS overlapping,
        coalesce(t.retire_at <= clock_timestamp(), false) AS retirable,
        ARRAY(SELECT r.role::text FROM leasedjob.tenant_role r WHERE r.tenant = t.tenant ORDER BY r.role) AS roles
   FROM leasedjob.tenant t
@@ -134,14 +134,20 @@ SELECT t.slot, t.slot_since AS since, clock_timestamp() - t.slot_since AS age, t
 -- name: switch_slot
 -- A tenant's Secret names the other slot: from now on it is the current one, and the former one's time is limited.
 UPDATE leasedjob.tenant t
-   SET slot = %(slot)s, slot_since = clock_timestamp(),
+   SET slot = %(slot)s, slot_since = clock_timestamp(), generation = t.generation + 1,
        retire_at = clock_timestamp() + %(overlap_ms)s * interval '1 millisecond'
- WHERE t.tenant = %(tenant)s AND t.slot <> %(slot)s AND t.slot_since = %(since)s
+ WHERE t.tenant = %(tenant)s AND t.slot <> %(slot)s AND t.generation = %(generation)s
 RETURNING t.slot;
 
 -- name: slot_retired
 -- The slot that isn't current can't log in any more and has no session left.
-UPDATE leasedjob.tenant t SET retire_at = NULL WHERE t.tenant = %(tenant)s;
+UPDATE leasedjob.tenant t SET retire_at = NULL, generation = t.generation + 1 WHERE t.tenant = %(tenant)s;
+
+-- name: next_generation
+-- What was decided on this tenant's state until now is to be decided anew; nothing if that has happened meanwhile.
+UPDATE leasedjob.tenant t SET generation = t.generation + 1
+ WHERE t.tenant = %(tenant)s AND t.generation = %(generation)s
+RETURNING t.generation;
 
 -- name: tenants_with_news
 -- Tenants of a cluster whose credential is old enough to be rotated, or whose former slot's time is over; in any order,

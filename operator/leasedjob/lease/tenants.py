@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,7 +78,7 @@ class TenantState:
 
     Args:
         slot: the current one: what new Pods use.
-        since: from when on; no other state has the same.
+        generation: the number of this state; setting a password makes another one, too.
         age: of the current slot's credential, by the database's clock.
         overlapping: the former slot still works, for Pods that haven't seen the new credential.
         retirable: its time is over.
@@ -86,7 +86,7 @@ class TenantState:
     """
 
     slot: Slot
-    since: datetime
+    generation: int
     age: timedelta
     overlapping: bool
     retirable: bool
@@ -120,7 +120,7 @@ async def ensure_tenant(
         connection: in autocommit, as the owner of the schema.
         password: sent to the server only as its SCRAM verifier.
         connection_limit: how many sessions the role may have at once.
-        decided_on: the state that must still hold: a replica that was held up must not bring back what was retired.
+        decided_on: the state that must still hold: a replica that was held up must not undo what came after.
 
     Raises:
         DatabaseRefusedError: the operator's role lacks CREATEROLE, or the tenant may not connect to the database.
@@ -136,8 +136,8 @@ async def ensure_tenant(
             await cursor.execute(ONE_AT_A_TIME)
             await cursor.execute(statement("remember_tenant"), {"tenant": tenant})
             if decided_on is not None:
-                row = await (await cursor.execute(statement("tenant_state"), {"tenant": tenant})).fetchone()
-                if row is None or row["since"] != decided_on.since:
+                parameters = {"tenant": tenant, "generation": decided_on.generation}
+                if await (await cursor.execute(statement("next_generation"), parameters)).fetchone() is None:
                     raise DatabaseUnavailableError(f"the slots of {tenant} have changed meanwhile", FaultKind.BUSY)
             state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
             name = sql.Identifier(role)
@@ -198,7 +198,7 @@ async def switch_slot(
     parameters = {
         "tenant": tenant_of(cluster, namespace),
         "slot": decided_on.slot.other,
-        "since": decided_on.since,
+        "generation": decided_on.generation,
         "overlap_ms": round(overlap.total_seconds() * 1000),
     }
     with translated():
