@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -46,6 +47,16 @@ STEPS_MOST: Final = 12  # in one look; a rotation takes four, and another replic
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What was found to be right: the version of the Secret ("" where it is the user's own), where it says the database
+    is, and when it was last looked at."""
+
+    version: str
+    where: Mapping[str, str]
+    at: float
+
+
 class TenantSecrets:
     """Makes sure that a namespace has its credential before its Pods. Remembers what was done in this process: the
     database is asked again only when the Secret is another one, or when a Pod could not use what it says."""
@@ -54,7 +65,7 @@ class TenantSecrets:
         self._settings = settings
         self._kube = kube
         self._metrics = metrics
-        self._done: dict[str, tuple[str, float]] = {}  # version of the Secret ("" if it isn't ours), last looked at
+        self._done: dict[str, _Agreed] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     def forget(self, namespace: str) -> None:
@@ -73,7 +84,7 @@ class TenantSecrets:
                         await self._look(connection, namespace, timedelta(0), retire=False)
                 else:
                     # The user supplies it: the kubelet's own message tells where it is missing.
-                    self._done[namespace] = "", time.monotonic()
+                    self._remember(namespace, "", {})
 
     async def renew(self, namespaces: Collection[str]) -> Mapping[str, str]:
         """Rotates the credentials that are old enough, and disables those that rotations have left behind. What went
@@ -105,18 +116,21 @@ class TenantSecrets:
         return trouble
 
     def _fresh(self, namespace: str) -> bool:
-        _, at = self._done.get(namespace, ("", -LOOK_AGAIN))
-        return time.monotonic() - at < LOOK_AGAIN
+        done = self._done.get(namespace)
+        return done is not None and time.monotonic() - done.at < LOOK_AGAIN
+
+    def _remember(self, namespace: str, version: str, where: Mapping[str, str]) -> None:
+        self._done[namespace] = _Agreed(version, where, time.monotonic())
 
     async def _unchanged(self, namespace: str) -> bool:
         """Whether the Secret is the one that was agreed upon: somebody may delete it, or the whole namespace."""
-        version, _ = self._done.get(namespace, ("", 0.0))
-        if not version:
+        done = self._done.get(namespace)
+        if done is None or not done.version or done.where != await self._where():
             return False
         existing = await self._kube.get_secret(namespace, self._settings.sidecar_secret)
-        if existing is None or existing["metadata"]["resourceVersion"] != version:
+        if existing is None or existing["metadata"]["resourceVersion"] != done.version:
             return False
-        self._done[namespace] = version, time.monotonic()
+        self._remember(namespace, done.version, done.where)
         return True
 
     async def _connect(self) -> AsyncConnection[Any]:
@@ -135,7 +149,7 @@ class TenantSecrets:
         for _ in range(STEPS_MOST):
             secret = await self._kube.get_secret(namespace, name)
             if secret is not None and not credential.is_ours(secret):
-                self._done[namespace] = "", time.monotonic()
+                self._remember(namespace, "", {})
                 return
             state = await tenant_state(connection, cluster, namespace)
             seen = None if secret is None else credential.view(secret, names, where)
@@ -143,6 +157,7 @@ class TenantSecrets:
             if next_.step is Step.NOTHING or (next_.step is Step.RETIRE and not retire):
                 assert secret is not None
                 if await self._agreed(connection, namespace, secret, state):
+                    self._remember(namespace, secret["metadata"]["resourceVersion"], where)
                     return
                 continue
             user = next(role for role, slot in names.items() if slot is next_.slot)
@@ -155,22 +170,15 @@ class TenantSecrets:
 
     async def _agreed(self, connection: AsyncConnection[Any], namespace: str, secret: Json, state: TenantState) -> bool:
         """The current role has the password that the Secret says. Asked of the database once for each version."""
-        version = secret["metadata"]["resourceVersion"]
-        if self._done.get(namespace, ("", 0.0))[0] != version:
-            password = decoded(secret["data"])[PASSWORD]
-            if not await _current(
-                lambda: ensure_tenant(
-                    connection,
-                    self._settings.cluster,
-                    namespace,
-                    password=password,
-                    slot=state.slot,
-                    decided_on=state,
-                )
-            ):
-                return False
-        self._done[namespace] = version, time.monotonic()
-        return True
+        done = self._done.get(namespace)
+        if done is not None and done.version == secret["metadata"]["resourceVersion"]:
+            return True
+        password = decoded(secret["data"])[PASSWORD]
+        return await _current(
+            lambda: ensure_tenant(
+                connection, self._settings.cluster, namespace, password=password, slot=state.slot, decided_on=state
+            )
+        )
 
     async def _take(
         self,
