@@ -44,6 +44,7 @@ class InvalidScheduleError(LeasedJobError, ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.message = message
 
 
 class LostJobLeaseError(LeasedJobError):

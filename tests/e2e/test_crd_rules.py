@@ -268,6 +268,16 @@ def test_what_kubectl_get_shows(kubectl: Kubectl) -> None:
     )
     status = LeasedJobStatus(
         code="ns/shown",
+        conditions=[
+            Condition(
+                type=kind,
+                status=truth,
+                reason=reason,
+                message="m",
+                last_transition_time=datetime(2026, 1, 1, tzinfo=UTC),
+            )
+            for kind, truth, reason in (("Other", "True", "Elsewhere"), ("Ready", "False", "CodeConflict"))
+        ],
         active_count=1,
         last_result="Success",
         holder="here/ns/shown-1",
@@ -277,22 +287,25 @@ def test_what_kubectl_get_shows(kubectl: Kubectl) -> None:
     patch = json.dumps({"status": status.to_json()})
     kubectl.ok("patch", "lj", "shown", "--subresource=status", "--type=merge", "-p", patch)
     stored, lines = shown(kubectl, "leasedjobs", "shown", "-o", "wide")
-    columns = ["NAME", "SCHEDULE", "TIME ZONE", "SUSPEND", "ACTIVE", "LAST SCHEDULE", "LAST RESULT", "AGE"]
-    wide = ["NEXT", "HOLDER", "CODE"]
+    columns = ["NAME", "SCHEDULE", "TIME ZONE", "SUSPEND", "READY", "ACTIVE", "LAST SCHEDULE", "LAST RESULT", "AGE"]
+    wide = ["NEXT", "REASON", "HOLDER", "CODE"]
     places = [lines[0].index(name) for name in (*columns, *wide)]
     row = [lines[1][start:end].strip() for start, end in zip(places, [*places[1:], None], strict=True)]
     age = row.pop(columns.index("AGE"))
     assert re.fullmatch(r"[0-9]+[smh].*", age)
     seen = stored["status"]
+    ready = next(c for c in seen["conditions"] if c["type"] == "Ready")
     assert row == [
         "shown",
         TABLE["base"]["schedule"],
         "Europe/Paris",
         "false",
+        ready["status"],
         str(seen.get("activeCount", "")),
         "25h" if "lastScheduleTime" in seen else "",
         seen.get("lastResult", ""),
         seen.get("nextScheduleTime", ""),
+        ready["reason"],
         seen.get("holder", ""),
         seen["code"],
     ]

@@ -56,11 +56,12 @@ def test_refuses_what_the_api_server_cannot_see(case: dict[str, Any]) -> None:
     assert case["says"] in problem.message
 
 
-@pytest.mark.parametrize("case", cases("refused"))
-def test_names_the_field_in_the_message(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", cases("refused") + cases("reported"))
+def test_names_the_field_once(case: dict[str, Any]) -> None:
     for problem in found(case):
         leaf = re.sub(r"\[\d+\]", "", problem.field).split(".")[-1]
-        assert leaf in problem.message, str(problem)
+        assert str(problem) == f"{problem.field}: {problem.message}"
+        assert not re.match(rf"(\S*\.)?{leaf}\b", problem.message), str(problem)
         assert problem.reason == reason_for(problem.field)
 
 
@@ -71,7 +72,7 @@ def test_reports_every_problem_of_one_level_at_once() -> None:
 
 @pytest.mark.parametrize("body", [{}, {"spec": None}, {"spec": []}, {"spec": "x"}])
 def test_refuses_an_object_without_a_spec(body: dict[str, Any]) -> None:
-    assert parse_job(body) == [Problem("spec", Reason.INVALID_SPEC, "spec is required")]
+    assert parse_job(body) == [Problem("spec", Reason.INVALID_SPEC, "is required")]
 
 
 def test_treats_null_as_absent_and_whole_floats_as_integers_like_the_api_server() -> None:

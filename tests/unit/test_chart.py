@@ -290,6 +290,32 @@ def test_the_operator_reads_every_setting_as_the_chart_writes_it(render: Any) ->
     assert (settings.health_port, settings.metrics_port) == (8080, 8081)
 
 
+# Read by the operator and left to `extraEnv`: for tests, or of no use to anybody.
+NOT_IN_THE_CHART = {
+    "LEASEDJOB_KUBECONFIG",
+    "LEASEDJOB_KOPF_LOG_LEVEL",
+    "LEASEDJOB_ROTATION_CHECK_SECONDS",
+}
+
+
+def test_every_setting_of_the_operator_has_a_value() -> None:
+    package = CHART.parents[1] / "operator" / "leasedjob" / "controller"
+    sources = "".join((package / name).read_text() for name in ("settings.py", "main.py"))
+    read = set(re.findall(r'"(LEASEDJOB_[A-Z_]+)"', sources))
+    chart = (CHART / "templates" / "deployment.yaml").read_text()
+    assert {name for name in read if f"name: {name}\n" not in chart} == NOT_IN_THE_CHART
+
+
+def test_how_hard_it_works_is_a_value(render: Any) -> None:
+    database = {"existingSecret": "lj-database", "connections": 3}
+    env = operator_env(render({"database": database, "compareSeconds": 15, "podConcurrency": 7}))
+    settings = Settings.from_environment(env)
+    assert (settings.compare_seconds, settings.pod_concurrency, settings.database_connections) == (15, 7, 3)
+    found, own = Settings.from_environment(operator_env(render(EXISTING))), Settings()
+    assert (found.compare_seconds, found.pod_concurrency) == (own.compare_seconds, own.pod_concurrency)
+    assert found.database_connections == own.database_connections
+
+
 def test_the_chart_and_the_package_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == leasedjob.__version__
@@ -301,7 +327,7 @@ IN_A_NAMESPACE = {
     *(("leasedjob.io", r, v, ()) for r in ("leasedjobs", "leasedjobruns") for v in ("get", "list", "watch")),
     *(("leasedjob.io", f"{r}/status", "patch", ()) for r in ("leasedjobs", "leasedjobruns")),
     *(("", "pods", v, ()) for v in ("get", "list", "watch", "create", "delete")),
-    ("", "events", "create", ()),
+    *(("", "events", v, ()) for v in ("create", "patch")),
 }
 SECRETS = {
     ("", "secrets", "create", ()),

@@ -26,6 +26,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from leasedjob.api.v1alpha1 import LeasedJobRunStatus, LeasedJobStatus, RunPhase
+from leasedjob.cli import wait
 from leasedjob.cli.complete import answer
 from leasedjob.cli.exits import Exit, Phase
 from leasedjob.cli.kubectl import PROGRAM, plugin
@@ -282,10 +283,49 @@ def test_run_creates_one_leasedjobrun_owned_by_the_job(api: FakeApi, call: Call)
         ("2026-07-19T23:30:00-03:30", "2026-07-20T03:00:00Z"),
     ],
 )
-def test_a_tick_is_stored_in_utc(api: FakeApi, call: Call, given: str, stored: str) -> None:
+def test_a_tick_is_stored_in_utc(
+    api: FakeApi, call: Call, monkeypatch: pytest.MonkeyPatch, given: str, stored: str
+) -> None:
+    monkeypatch.setattr(wait, "ANSWER_SECONDS", 0.1)
     api.job()
-    assert call("run", "hello", "--tick", given).exit_code == Exit.OK
+    result = call("run", "hello", "--tick", given)
+    assert result.exit_code == Exit.OK
     assert api.bodies[0][2]["spec"]["tick"] == stored
+    assert "created" in result.stdout
+    assert "no operator has said yet" in result.stderr
+
+
+def test_a_tick_that_is_none_is_refused_without_waiting_for_a_run(api: FakeApi, call: Call) -> None:
+    api.job()
+    nearest = 'no tick of "0 3 * * *" in Etc/UTC; the nearest: 2026-07-20T03:00:00Z'
+
+    def operator() -> None:
+        api.tell(phase=RunPhase.PENDING, reason="Pending", message="not claimed yet")
+        api.tell(phase=RunPhase.REFUSED, reason="NotATick", message=nearest)
+
+    thread = in_background(operator)
+    result = call("run", "hello", "--tick", "2026-07-20T03:30:00Z")
+    thread.join()
+    assert result.exit_code == Exit.RUN_REFUSED
+    assert nearest in result.stderr
+    assert "created" in result.stdout
+
+
+def test_a_tick_that_is_one_is_not_waited_for(api: FakeApi, call: Call) -> None:
+    api.job()
+    thread = in_background(lambda: api.tell(phase=RunPhase.PENDING, reason="Claimed", attempt=1))
+    result = call("run", "hello", "--tick", "2026-07-20T03:00:00Z")
+    thread.join()
+    assert (result.exit_code, result.stderr) == (Exit.OK, "")
+
+
+def test_who_may_not_watch_runs_is_told_that_nothing_is_known(api: FakeApi, call: Call) -> None:
+    api.job()
+    forbidden = status(403, "Forbidden", 'leasedjobruns.leasedjob.io is forbidden: User "u" cannot get')
+    api.fail = lambda method, path: (403, forbidden) if method == "GET" and "leasedjobruns" in path else None
+    result = call("run", "hello", "--tick", "2026-07-20T03:00:00Z")
+    assert result.exit_code == Exit.OK
+    assert "no operator has said yet" in result.stderr
 
 
 @pytest.mark.parametrize(

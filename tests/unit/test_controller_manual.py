@@ -10,8 +10,10 @@ from tests.unit import controller_builders as b
 
 from leasedjob.api.v1alpha1 import LeasedJobRunStatus, manual_run_key
 from leasedjob.controller import manual
+from leasedjob.controller.decide import Claim, decide
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease.rows import JobSchedulerStatus, Run
+from leasedjob.schedule import Schedule
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 TICK = "2026-07-20T03:00:00Z"
@@ -80,6 +82,47 @@ class TestRequests:
         assert [m.uid for m in manual.requests(b.CODE, bodies)] == ["u2"]
 
 
+class TestTicks:
+    """Only what the schedule names can be run as a tick."""
+
+    def test_a_tick(self) -> None:
+        assert manual.tick_refusal(b.policy(), b.T0) == ""
+
+    def test_the_nearest_are_named(self) -> None:
+        rome = b.policy(schedule=Schedule.parse("30 4 * * *", "Europe/Rome"))
+        assert manual.tick_refusal(rome, b.T0) == (
+            'NotATick: 2026-07-20T03:00:00Z is no tick of "30 4 * * *" in Europe/Rome; '
+            "the nearest: 2026-07-20T02:30:00Z and 2026-07-21T02:30:00Z"
+        )
+
+    def test_a_job_that_runs_once_has_none(self) -> None:
+        found = manual.tick_refusal(b.policy(type=JobSchedulerType.INITIAL, schedule=None), b.T0)
+        assert found.startswith("NotATick: a LeasedJob of type Initial has no ticks")
+
+    def test_it_is_refused(self) -> None:
+        (asked,) = manual.requests(b.CODE, [b.run_body({"tick": "2026-07-20T03:00:01Z"})], b.policy())
+        found = status(b.run_body({"tick": "2026-07-20T03:00:01Z"}), note=asked.refusal)
+        assert (found["phase"], found["reason"]) == ("Refused", "NotATick")
+        assert "the nearest: 2026-07-20T03:00:00Z and 2026-07-20T04:00:00Z" in found["message"]
+
+    def test_what_runs_goes_on_when_the_schedule_is_edited(self) -> None:
+        """And can still be cancelled."""
+        body = b.run_body({"tick": TICK, "cancel": True})
+        (asked,) = manual.requests(b.CODE, [body], b.policy(schedule=Schedule.parse("30 * * * *")))
+        assert asked.refusal
+        assert asked.cancel
+        assert status(body, b.run(pod_uid="p"), note=asked.refusal)["phase"] == "Running"
+
+    def test_a_job_that_is_not_accepted_has_not_said_what_its_ticks_are(self) -> None:
+        (asked,) = manual.requests(b.CODE, [b.run_body({"tick": "2026-07-20T03:00:01Z"})])
+        assert asked.refusal == ""
+
+    def test_nothing_is_claimed_for_it(self) -> None:
+        (asked,) = manual.requests(b.CODE, [b.run_body({"tick": "2026-07-20T02:59:59Z"})], b.policy())
+        assert [a for a in decide(b.view(manual=(asked,))).actions if isinstance(a, Claim)] == []
+        assert [a for a in decide(b.view(manual=(replace(asked, refusal=""),))).actions if isinstance(a, Claim)]
+
+
 class TestStatus:
     @pytest.mark.parametrize(
         ("options", "phase", "reason", "message"),
@@ -138,8 +181,25 @@ class TestStatus:
         found = status(b.run_body({"tick": TICK}, created=60), run)
         assert (found["phase"], found["reason"]) == (phase, reason)
 
-    def test_the_run_of_a_tick_that_ended_after_it_was_asked_for(self) -> None:
-        assert status(b.run_body({"tick": TICK}, created=20), b.run(SUCCESS))["phase"] == "Succeeded"
+    @pytest.mark.parametrize("created", [0, 30, 60])
+    def test_it_was_there_before_whatever_the_clocks_say(self, created: int) -> None:
+        """Also in the second in which it ended."""
+        body = b.run_body({"tick": TICK}, created=created)
+        assert status(body, b.run(SUCCESS))["reason"] == "AlreadySucceeded"
+        assert status(body, b.run(FAIL, reason="Cancelled"))["reason"] == "AlreadyFailed"
+
+    @pytest.mark.parametrize("created", [0, 30, 60])
+    def test_a_run_that_was_claimed_for_it_is_its_own(self, created: int) -> None:
+        body = b.run_body({"tick": TICK}, created=created)
+        assert status(body, b.run(SUCCESS), mine=True)["phase"] == "Succeeded"
+        assert status(body, b.run(FAIL), mine=True)["phase"] == "Failed"
+
+    @pytest.mark.parametrize("row", [b.run(), b.run(pod_uid="p"), b.run(FAIL, retry_at=b.at(200))])
+    def test_a_run_of_a_tick_that_was_seen_going_on_is_followed(self, row: Run) -> None:
+        seen = status(b.run_body({"tick": TICK}, created=20), row)
+        assert seen["phase"] in ("Pending", "Running")
+        assert status(b.run_body({"tick": TICK}, created=20, status=seen), b.run(SUCCESS))["phase"] == "Succeeded"
+        assert status(b.run_body({"tick": TICK}, created=20, status=seen), b.run(FAIL))["phase"] == "Failed"
 
     @pytest.mark.parametrize(("row", "phase"), [(own(SUCCESS, pod_uid="p"), "Succeeded"), (own(FAIL), "Failed")])
     def test_its_own_run_is_never_taken_for_an_earlier_one(self, row: Run, phase: str) -> None:

@@ -51,6 +51,11 @@ class TestRuns:
             (b.run(pod_uid="p"), "Running"),
             (b.run(SUCCESS), "Success"),
             (b.run(FAIL), "Failed"),
+            (b.run(FAIL, reason="Cancelled"), "Cancelled"),
+            (b.run(FAIL, reason="Replaced"), "Replaced"),
+            (b.run(FAIL, reason="PendingDeadlineExceeded: no room"), "Failed"),
+            (b.run(SUCCESS, reason="Cancelled"), "Success"),
+            (b.run(pod_uid="p", stop_reason="Cancelled"), "Running"),
             (b.run(FAIL, retry_at=b.at(5)), "Retrying"),
         ],
     )
@@ -104,6 +109,13 @@ class TestWhole:
         assert found["holder"] == f"{b.CLUSTER}/{b.NAMESPACE}/p"
         assert [r["runKey"] for r in found["active"]] == ["2026-07-20T03:00:00Z"]
         assert [r["outcome"] for r in found["recentRuns"]] == ["Running", "Failed", "Success"]
+
+    @pytest.mark.parametrize("reason", ["Cancelled", "Replaced"])
+    def test_what_was_not_wanted_any_more_has_not_failed(self, reason: str) -> None:
+        found = shown(b.view(b.run(FAIL, pod_uid="b", reason=reason)))
+        assert found["lastResult"] == reason
+        assert "lastFailureTime" not in found
+        assert "lastFailureTime" in shown(b.view(b.run(FAIL, pod_uid="b", reason="Error: x")))
 
     def test_a_manual_run_is_no_schedule_time(self) -> None:
         found = shown(b.view(b.run(SUCCESS, manual=True)))

@@ -83,13 +83,14 @@ def test_what_rules_walk_is_bounded(path: str, node: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("path", "node"), NODES)
-def test_every_rule_names_its_field_and_exists_there(path: str, node: dict[str, Any]) -> None:
+def test_every_rule_is_about_a_field_and_leaves_its_name_to_the_api_server(path: str, node: dict[str, Any]) -> None:
     for rule in node.get(VALIDATIONS, []):
         assert rule["rule"]
         assert rule["message"]
         assert "\n" not in rule["message"]
         field = rule.get("fieldPath", path).removeprefix(".")
-        assert field.split(".")[-1].removesuffix("[]") in rule["message"], (path, rule["message"])
+        leaf = field.split(".")[-1].removesuffix("[]")
+        assert not re.match(rf"(\S*\.)?{leaf}\b", rule["message"]), (path, rule["message"])
         if "fieldPath" in rule:
             assert at(node, field)
 
@@ -137,12 +138,13 @@ def test_names_and_columns() -> None:
         "Schedule",
         "Time Zone",
         "Suspend",
+        "Ready",
         "Active",
         "Last Schedule",
         "Last Result",
         "Age",
     ]
-    assert [c["name"] for c in columns if c.get("priority")] == ["Next", "Holder", "Code"]
+    assert [c["name"] for c in columns if c.get("priority")] == ["Next", "Reason", "Holder", "Code"]
     assert next(c for c in columns if c["name"] == "Next")["type"] == "string", "a date column can't print the future"
 
 
@@ -150,7 +152,11 @@ def test_names_and_columns() -> None:
 def test_columns_show_declared_fields(kind: crd.Kind) -> None:
     schema = schema_of(kind.to_json())
     for column in kind.columns:
-        if not column.path.startswith(".metadata"):
+        if column.path.startswith(".status.conditions"):
+            field = column.path.rpartition(".")[2]
+            assert column.path == f'.status.conditions[?(@.type=="Ready")].{field}'
+            assert at(schema, f"status.conditions.[].{field}")["type"] == column.type
+        elif not column.path.startswith(".metadata"):
             node = at(schema, column.path.removeprefix("."))
             assert column.type == {"date": "string"}.get(column.type, node["type"]) or node.get("format") == "date-time"
 

@@ -11,7 +11,7 @@
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, patch]
 {{- if eq (include "leasedjob.createsSecrets" .) "true" }}
 # A right to create can't be limited by name.
 - apiGroups: [""]

@@ -58,6 +58,8 @@ class Column:
         return entry
 
 
+# Of the one condition of this type; the list is a map by type.
+READY: Final = '.status.conditions[?(@.type=="Ready")].{}'
 _AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
 
 
@@ -123,6 +125,7 @@ KINDS: Final = (
             Column("Schedule", ".spec.schedule"),
             Column("Time Zone", ".spec.timeZone"),
             Column("Suspend", ".spec.suspend", "boolean"),
+            Column("Ready", READY.format("status"), description="Whether the object is accepted and scheduled."),
             Column(
                 "Active", ".status.activeCount", "integer", description="Runs that are active now, in this cluster."
             ),
@@ -131,6 +134,7 @@ KINDS: Final = (
             _AGE,
             # text, because a date column prints the time since then, and this one lies ahead
             Column("Next", ".status.nextScheduleTime", priority=1),
+            Column("Reason", READY.format("reason"), priority=1, description="Why it is Ready, or isn't."),
             Column("Holder", ".status.holder", priority=1),
             Column("Code", ".status.code", priority=1),
         ),

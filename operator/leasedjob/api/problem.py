@@ -1,4 +1,13 @@
-"""What is wrong with an object, in words for the person who wrote it. Pure."""
+"""What is wrong with an object, in words for the person who wrote it. Pure.
+
+How a field's error is worded, here, in the CRDs' rules and in what the operator and the command line show:
+
+    <path>: <what is wrong with it>
+
+The path is said once, by whoever shows the error: by `Problem`, or by the API server, which writes `<path>: Invalid
+value: …` before a rule's message. So a message never begins with its own field's name. Other fields in it are named by
+their path below `spec`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +33,7 @@ class Problem:
     Attributes:
         field: the path as the user writes it, such as `spec.lease.durationSeconds`.
         reason: for the condition, by kind.
-        message: a sentence that begins with the field's name.
+        message: what is wrong with it, without the field's name.
     """
 
     field: str

@@ -68,12 +68,13 @@ class Rule:
 
     Attributes:
         cel: the expression that holds for a good value (`self`; `oldSelf` makes it a transition rule).
-        message: why it is refused, beginning with the field's name.
+        message: why it is refused, without the field's name (see `leasedjob.api.problem`).
         holds: the same predicate in Python, on the validated value; None for a transition rule, which only the API
             server can judge.
         field: the path to blame, relative to the value that the rule stands on; "" is the value itself.
-        explain: a message with the numbers in it, from the value. Not in CEL: the API server estimates the length of
-            `string(int)` as unbounded, so that such a message exceeds the cost limit.
+        explain: the message with what was found in it, from the value.
+        explain_cel: the same text in CEL. Numbers get into it by one outermost `format`: the API server takes
+            `string(int)` for a text of any length, so that joining it to another one would exceed the cost limit.
     """
 
     cel: str
@@ -81,10 +82,13 @@ class Rule:
     holds: Callable[[Any], bool] | None = None
     field: str = ""
     explain: Callable[[Any], str] | None = None
+    explain_cel: str = ""
 
     def to_json(self) -> Json:
         """The entry of `x-kubernetes-validations`."""
         entry: Json = {"rule": self.cel, "message": self.message}
+        if self.explain_cel:
+            entry["messageExpression"] = self.explain_cel
         if self.field:
             entry["fieldPath"] = f".{self.field}"
         return entry
@@ -257,8 +261,7 @@ def _lines(error: ValidationError) -> Iterator[tuple[str, str]]:
             for field, message in line["ctx"]["broken"]:
                 yield f"{at}{'.' if at and field else ''}{field}", message
         else:
-            name = next((str(part) for part in reversed(line["loc"]) if isinstance(part, str)), "spec")
-            yield at, f"{name} {_sentence(line['type'], line['msg'], line.get('ctx') or {}, line['input'])}"
+            yield at, _sentence(line["type"], line["msg"], line.get("ctx") or {}, line["input"])
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

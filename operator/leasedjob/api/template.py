@@ -35,7 +35,7 @@ def _no_reserved_name(what: str) -> Rule:
     return Rule(
         cel=f"!self.startsWith('{protocol.RESERVED_PREFIX}')",
         holds=lambda name: not name.startswith(protocol.RESERVED_PREFIX),
-        message=f"name must not begin with {protocol.RESERVED_PREFIX}: such {what} are the operator's own",
+        message=f"must not begin with {protocol.RESERVED_PREFIX}: such {what} are the operator's own",
     )
 
 
@@ -44,35 +44,31 @@ def _absent(field: str, attribute: str, why: str) -> Rule:
         cel=f"!has(self.{field})",
         holds=lambda part: getattr(part, attribute) is None,
         field=field,
-        message=f"{field} is refused: {why}",
+        message=f"is refused: {why}",
     )
 
 
-def _no_reserved_keys(field: str) -> Rule:
-    return Rule(
-        cel=f"self.all(key, !key.startsWith('{protocol.GROUP}/'))",
-        holds=lambda keys: not any(key.startswith(f"{protocol.GROUP}/") for key in keys),
-        message=f"{field} must not have keys that begin with {protocol.GROUP}/: the operator sets them on each Pod",
-    )
-
-
+_NO_RESERVED_KEYS: Final = Rule(
+    cel=f"self.all(key, !key.startsWith('{protocol.GROUP}/'))",
+    holds=lambda keys: not any(key.startswith(f"{protocol.GROUP}/") for key in keys),
+    message=f"must not have keys that begin with {protocol.GROUP}/: the operator sets them on each Pod",
+)
 _NO_RESERVED_PORT: Final = Rule(
     cel=f"!(self in {list(_RESERVED_PORTS)})",
     holds=lambda port: port not in _RESERVED_PORTS,
-    message=f"containerPort must not be {_RESERVED_PORTS[0]} or {_RESERVED_PORTS[1]}: the sidecar listens there",
+    message=f"must not be {_RESERVED_PORTS[0]} or {_RESERVED_PORTS[1]}: the sidecar listens there",
 )
+_RESTARTED: Final = "a container that the kubelet restarts runs outside its lease; backoffLimit repeats failed attempts"
 _NO_RESTART_RULES: Final = _absent(
     "restartPolicyRules",
     "restart_policy_rules",
-    "a container that the kubelet restarts runs outside its lease; spec.backoffLimit repeats failed attempts",
+    _RESTARTED,
 )
 
 
 class TemplateMetadata(OpenShape):
-    labels: Annotated[dict[str, str], Field(max_length=MAX_LABELS), Rules((_no_reserved_keys("labels"),))] | None = None
-    annotations: (
-        Annotated[dict[str, str], Field(max_length=MAX_LABELS), Rules((_no_reserved_keys("annotations"),))] | None
-    ) = None
+    labels: Annotated[dict[str, str], Field(max_length=MAX_LABELS), Rules((_NO_RESERVED_KEYS,))] | None = None
+    annotations: Annotated[dict[str, str], Field(max_length=MAX_LABELS), Rules((_NO_RESERVED_KEYS,))] | None = None
 
 
 class Port(OpenShape):
@@ -94,7 +90,7 @@ class ProbeTarget(OpenShape):
             cel=f"!has(self.host) || self.host in {list(_LOOPBACK)}",
             holds=lambda target: target.host is None or target.host in _LOOPBACK,
             field="host",
-            message="host is refused: the lease's sidecar performs this probe inside the Pod, on 127.0.0.1",
+            message="is refused: the lease's sidecar performs this probe inside the Pod, on 127.0.0.1",
         ),
     )
 
@@ -110,8 +106,7 @@ class WorkloadProbe(OpenShape):
             cel=f"!has(self.{cel})",
             holds=lambda probe, attribute=field: getattr(probe, attribute) is None,  # type: ignore[misc]
             field=field,
-            message=f"{field} is refused in a livenessProbe: the lease's sidecar performs it and can't do this one; "
-            "use httpGet or tcpSocket",
+            message="is refused: the lease's sidecar performs it and can't do this one; use httpGet or tcpSocket",
         )
         for cel, field in (("exec", "exec"), ("grpc", "grpc"))
     )
@@ -135,7 +130,7 @@ class InitContainer(Container):
             cel="!has(self.restartPolicy) || self.restartPolicy in ['Always', 'Never']",
             holds=lambda container: container.restart_policy in (None, "Always", "Never"),
             field="restartPolicy",
-            message="restartPolicy of an init container must be absent, Never, or Always (which makes it a sidecar)",
+            message="must be absent, Never, or Always (which makes the init container a sidecar)",
         ),
         _NO_RESTART_RULES,
     )
@@ -150,8 +145,7 @@ class WorkloadContainer(Container):
             cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
             holds=lambda container: container.restart_policy in (None, "Never"),
             field="restartPolicy",
-            message="restartPolicy of a container must be Never or absent: a container that the kubelet restarts runs "
-            "outside its lease; spec.backoffLimit repeats failed attempts",
+            message=f"must be Never or absent: {_RESTARTED}",
         ),
         _NO_RESTART_RULES,
         _absent(
@@ -181,14 +175,13 @@ class TemplateSpec(OpenShape):
             cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
             holds=lambda spec: spec.restart_policy in (None, "Never"),
             field="restartPolicy",
-            message="restartPolicy must be Never or absent: a container that the kubelet restarts runs outside its "
-            "lease; spec.backoffLimit repeats failed attempts",
+            message=f"must be Never or absent: {_RESTARTED}",
         ),
         Rule(
             cel="!has(self.hostNetwork) || !self.hostNetwork",
             holds=lambda spec: not spec.host_network,
             field="hostNetwork",
-            message="hostNetwork is refused: the fence answers on the Pod's address; two Pods would share its ports",
+            message="is refused: the fence answers on the Pod's address; two Pods would share its ports",
         ),
         _absent("ephemeralContainers", "ephemeral_containers", "no Pod can be created with them"),
     )
@@ -214,8 +207,7 @@ GRACE_RULE: Final = Rule(  # stands on spec, where both values can be seen
     cel="!has(self.template.spec.terminationGracePeriodSeconds) || "
     "self.template.spec.terminationGracePeriodSeconds == self.shutdown.terminationGracePeriodSeconds",
     field="template.spec.terminationGracePeriodSeconds",
-    message="terminationGracePeriodSeconds of the template must be absent or equal to "
-    "shutdown.terminationGracePeriodSeconds: the fence is computed from one budget",
+    message="must be absent or equal to shutdown.terminationGracePeriodSeconds: the fence is computed from one budget",
 )
 
 
@@ -244,14 +236,14 @@ def _across(template: Template, grace_seconds: int) -> Iterator[tuple[str, str]]
     for kind, containers in (("initContainers", spec.init_containers or []), ("containers", spec.containers)):
         for index, container in enumerate(containers):
             if container.name in seen:
-                yield f"spec.{kind}[{index}].name", f"name {container.name!r} is used by another container"
+                yield f"spec.{kind}[{index}].name", f"{container.name!r} is used by another container"
             seen.add(container.name)
     for index, workload in enumerate(spec.containers):
         yield from ((f"spec.containers[{index}].{field}", text) for field, text in _probe_ports(workload))
     names = [volume.name for volume in spec.volumes or []]
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield f"spec.volumes[{index}].name", f"name {name!r} is used by another volume"
+            yield f"spec.volumes[{index}].name", f"{name!r} is used by another volume"
 
 
 def _probe_ports(container: WorkloadContainer) -> Iterator[tuple[str, str]]:
@@ -267,11 +259,11 @@ def _probe_ports(container: WorkloadContainer) -> Iterator[tuple[str, str]]:
         field = f"livenessProbe.{kind}.port"
         if isinstance(port, str) and not port.isdecimal():
             if port not in named:
-                yield field, f"port {port!r} is not the name of a port of container {container.name}"
+                yield field, f"{port!r} is not the name of a port of container {container.name}"
         elif not _is_port(port):
-            yield field, f"port is {port!r}, but must be from 1 to 65535 or the name of a port of the container"
+            yield field, f"is {port!r}, but must be from 1 to 65535 or the name of a port of the container"
     if probe.http_get is None and probe.tcp_socket is None:
-        yield "livenessProbe", "livenessProbe must have httpGet or tcpSocket"
+        yield "livenessProbe", "must have httpGet or tcpSocket"
 
 
 def _is_port(port: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar, assert_never
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -136,23 +136,23 @@ _HAS_SCHEDULE: Final = Rule(
     cel="self.type == 'Initial' || has(self.schedule)",
     holds=lambda spec: spec.type is JobType.INITIAL or spec.schedule is not None,
     field="schedule",
-    message="schedule is required unless type is Initial",
+    message="is required unless type is Initial",
 )
 _NO_SCHEDULE: Final = Rule(
     cel="self.type != 'Initial' || !has(self.schedule)",
     holds=lambda spec: spec.type is not JobType.INITIAL or spec.schedule is None,
     field="schedule",
-    message="schedule is forbidden for type Initial, which runs once, ever",
+    message="is forbidden for type Initial, which runs once, ever",
 )
 _CODE_STAYS: Final = Rule(
     cel="has(self.code) == has(oldSelf.code) && (!has(self.code) || self.code == oldSelf.code)",
     field="code",
-    message="code is immutable: it is the identity of the runs; create another LeasedJob instead",
+    message="is immutable: it is the identity of the runs; create another LeasedJob instead",
 )
 _TYPE_STAYS: Final = Rule(
     cel="self.type == oldSelf.type",
     field="type",
-    message="type is immutable: it is part of the runs' identity; create another LeasedJob instead",
+    message="is immutable: it is part of the runs' identity; create another LeasedJob instead",
 )
 
 
@@ -214,7 +214,7 @@ class LeasedJobSpec(Shape):
             try:
                 self.schedule_for("")
             except InvalidScheduleError as error:
-                found.append((error.field, str(error)))
+                found.append((error.field, error.message))
         return found
 
     @property
@@ -308,13 +308,40 @@ class Condition(Shape):
 Conditions = Annotated[list[Condition], ListMap("type"), Field(max_length=8)]
 
 
+class RunOutcome(StrEnum):
+    """The words of `outcome` and `lastResult`: how a run stands or ended."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RETRYING = "Retrying"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+    REPLACED = "Replaced"
+    SUCCESS = "Success"
+
+    @property
+    def progress(self) -> int:
+        """How far an attempt is that stands so; it only ever goes forward."""
+        match self:
+            case RunOutcome.PENDING | RunOutcome.RUNNING:
+                return 0
+            case RunOutcome.RETRYING:
+                return 1
+            case RunOutcome.FAILED | RunOutcome.CANCELLED | RunOutcome.REPLACED:
+                return 2
+            case RunOutcome.SUCCESS:
+                return 3
+            case _:
+                assert_never(self)
+
+
 class RunStatus(Shape):
     """One run, as the database and its Pod tell."""
 
     run_key: RunKeyText
     attempt: Count | None = None
     outcome: ReasonText | None = None
-    """Running, Success, Failed, Retrying, ...: how the run stands or ended."""
+    """Pending, Running, Retrying, Failed, Cancelled, Replaced or Success: how the run stands or ended."""
     reason: ReasonText | None = None
     message: MessageText | None = None
     holder: HolderText | None = None
@@ -340,7 +367,7 @@ class LeasedJobStatus(Shape):
     last_successful_time: Time | None = None
     last_failure_time: Time | None = None
     last_result: ReasonText | None = None
-    """Outcome of the latest run: Running, Success, Failed, Retrying, ..."""
+    """The outcome of the latest run."""
     active_count: Count | None = None
     holder: HolderText | None = None
     """cluster/namespace/pod of the latest active run."""
@@ -365,7 +392,7 @@ def _stays(field: str, optional: bool) -> Rule:
     return Rule(
         cel=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})" if optional else same,
         field=field,
-        message=f"{field} is immutable: a LeasedJobRun asks for one run; create another one instead",
+        message="is immutable: a LeasedJobRun asks for one run; create another one instead",
     )
 
 
@@ -383,7 +410,7 @@ class LeasedJobRunSpec(Shape):
                     Rule(
                         cel=expressions.matches(_TICK),
                         holds=expressions.matcher(_TICK),
-                        message="tick must be an instant in UTC such as 2026-07-20T03:00:00Z",
+                        message="must be an instant in UTC such as 2026-07-20T03:00:00Z",
                     ),
                 )
             ),
@@ -401,7 +428,7 @@ class LeasedJobRunSpec(Shape):
         _stays("jobName", optional=False),
         _stays("tick", optional=True),
         _stays("reason", optional=True),
-        Rule(cel="!oldSelf.cancel || self.cancel", field="cancel", message="cancel can't be taken back"),
+        Rule(cel="!oldSelf.cancel || self.cancel", field="cancel", message="can't be taken back"),
     )
 
     @property
@@ -464,7 +491,7 @@ class LeasedJobRun(Shape):
 def _parse(model: type[Spec], body: Mapping[str, Any]) -> Spec | list[Problem]:
     spec = body.get("spec")
     if not isinstance(spec, Mapping):
-        return [Problem("spec", Reason.INVALID_SPEC, "spec is required")]
+        return [Problem("spec", Reason.INVALID_SPEC, "is required")]
     try:
         return model.model_validate(spec)
     except ValidationError as error:

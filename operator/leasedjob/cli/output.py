@@ -64,6 +64,8 @@ _COLOURS = {
     "Failed": "red",
     "False": "red",
     "Retrying": "yellow",
+    "Cancelled": "yellow",
+    "Replaced": "yellow",
     "Unknown": "yellow",
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
-from leasedjob.cli.exits import Failure
+from leasedjob.cli.exits import Failure, Phase
 from leasedjob.cli.options import cluster_options, complete_jobs, target
 from leasedjob.cli.output import Format, format_option, show_object
-from leasedjob.cli.wait import Wait, wait_options
+from leasedjob.cli.wait import Wait, first_answer, wait_options
 from leasedjob.protocol import GROUP, VERSION
 
 
@@ -60,7 +61,8 @@ def command(
     """Start a run of a LeasedJob.
 
     It creates a LeasedJobRun; the operator carries it out under the LeasedJob's lease and policies. With --tick it is
-    the run of that tick: one that has already succeeded is never run again.
+    the run of that tick: one that has already succeeded is never run again, and a time that is no tick of the schedule
+    is refused. The command waits some seconds for that answer.
     """
     cluster = target(ctx)
     job = cluster.get("leasedjobs", name)  # so that a wrong name is an error here, not a refused object in the cluster
@@ -86,12 +88,22 @@ def command(
         "spec": spec,
     }
     run = cluster.create("leasedjobruns", body)
-    if wait is None:
-        show_object(run, output, "created")
-        return
     run_name = run["metadata"]["name"]
+    if wait is None:
+        answered = first_answer(cluster, run_name) if tick is not None else None
+        show_object(answered or run, output, "created")
+        if tick is not None and answered is None:
+            click.echo(f"no operator has said yet whether it runs: kubectl get leasedjobrun {run_name}", err=True)
+        _raise_unless_good(answered or run, Phase.of(answered or run))
+        return
     click.echo(f"leasedjobrun.{GROUP}/{run_name} created", err=True)
     run, phase = wait.follow(cluster, run_name)
     show_object(run, output, str(phase))
+    _raise_unless_good(run, phase)
+
+
+def _raise_unless_good(run: dict[str, Any], phase: Phase) -> None:
+    """Ends the command with the code of a run that has ended otherwise than well."""
     if phase.exit_code:
-        raise Failure(phase.exit_code, f"run {run_name}: {run.get('status', {}).get('message') or phase}")
+        message = (run.get("status") or {}).get("message") or phase
+        raise Failure(phase.exit_code, f"run {run['metadata']['name']}: {message}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from leasedjob.cli.cluster import Cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
+ANSWER_SECONDS: Final = 10.0  # for which an operator's first word is waited for
+NOT_YET: Final = "Pending"  # the reason of a run that the operator has seen and not judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Wait:
             Failure: TIMED_OUT, NOT_FOUND when the run was deleted, INTERRUPTED at Ctrl-C. The run itself goes on.
         """
         told = ""
-        try:
+        with _interruptible(name):
             for run in cluster.follow("leasedjobruns", name, self.timeout):
                 phase = Phase.of(run)
                 line = _line(run, phase)
@@ -39,10 +42,35 @@ class Wait:
                     told = line
                 if phase.exit_code is not None:
                     return run, phase
-        except KeyboardInterrupt:
-            hint = f"the run goes on (kubectl leasedjob cancel {name} stops it)"
-            raise Failure(Exit.INTERRUPTED, f"no longer waiting; {hint}") from None
         raise Failure(Exit.TIMED_OUT, f"run {name} has not ended after {self.timeout:g} s; it goes on")
+
+
+def first_answer(cluster: Cluster, name: str) -> dict[str, Any] | None:
+    """The run as soon as an operator has judged it; None where none does within ANSWER_SECONDS, or where the run may
+    not be watched.
+
+    Raises:
+        Failure: as `Wait.follow`.
+    """
+    try:
+        with _interruptible(name):
+            for run in cluster.follow("leasedjobruns", name, ANSWER_SECONDS):
+                status = run.get("status") or {}
+                if status.get("phase") and status.get("reason") != NOT_YET:
+                    return run
+    except Failure as failure:
+        if failure.exit_code != Exit.NO_ACCESS:
+            raise
+    return None
+
+
+@contextmanager
+def _interruptible(name: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        hint = f"the run goes on (kubectl leasedjob cancel {name} stops it)"
+        raise Failure(Exit.INTERRUPTED, f"no longer waiting; {hint}") from None
 
 
 def wait_options(text: str) -> Callable[[F], F]:

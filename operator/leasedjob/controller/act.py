@@ -28,7 +28,7 @@ from leasedjob.controller.decide import (
     Stop,
     launch_retry_ms,
 )
-from leasedjob.controller.events import Recorder
+from leasedjob.controller.events import EventReason, Recorder
 from leasedjob.controller.facts import PodFacts, pod_facts
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.metrics import Metrics
@@ -39,7 +39,16 @@ from leasedjob.controller.settings import Settings
 from leasedjob.controller.tenants import TenantSecrets
 from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
-from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, JobSchedulerStatus, Outcome, Run
+from leasedjob.lease.rows import (
+    REASON_CANCELLED,
+    REASON_REPLACED,
+    ClaimRequest,
+    ClaimResult,
+    ClaimVerdict,
+    JobSchedulerStatus,
+    Outcome,
+    Run,
+)
 from leasedjob.lease.store import OperatorStore
 from leasedjob.lease.tenants import tenant_of
 from leasedjob.protocol import ANNOTATION_CLAIM, ANNOTATION_LEASE
@@ -47,6 +56,8 @@ from leasedjob.schedule import TickRange
 
 log = logging.getLogger(__name__)
 CREATE_TRIES: Final = (0.0, 0.3, 1.0, 2.0, 4.0)  # seconds before each try of a Pod's creation, while the claim lives
+DOOMED: Final = 600.0  # seconds for which nothing is claimed in a namespace that goes, if it takes that long
+WANTED_STOPS: Final = {REASON_CANCELLED: EventReason.RUN_CANCELLED, REASON_REPLACED: EventReason.RUN_REPLACED}
 SETTLE: Final = 5.0  # seconds within which an action's effect should be observed
 
 
@@ -65,6 +76,14 @@ class Progress:
     watermark: datetime | None = None
     leave_for: float = 0.0
     again_in: float | None = None
+
+
+def _run_name(run_key: str | None) -> str:
+    return run_key or "the initial run"
+
+
+def _attempt(run: Run) -> str:
+    return f"{_run_name(run.identity.run_key)}, attempt {run.attempt}"
 
 
 def _reason(reason: str, message: str) -> str:
@@ -96,8 +115,7 @@ class Actor:
             case ReleaseClaim():
                 return await self._release(entry, action)
             case Stop():
-                await self.store.request_stop([action.run.id], reason=action.reason)
-                return Progress(refresh=[action.run.id], leave_for=SETTLE)
+                return await self._stop(entry, action)
             case DeletePod():
                 return await self._delete(entry, action)
             case Launch():
@@ -132,13 +150,33 @@ class Actor:
 
     async def _end(self, entry: Entry, action: End) -> Progress:
         if await self.end(action):
-            run, good = action.run, action.result is Result.COMPLETE
-            reason = {Result.COMPLETE: "RunSucceeded", Result.RELEASE: "RunInterrupted"}.get(action.result, "RunFailed")
-            what = f"{run.identity.run_key or 'the initial run'}, attempt {run.attempt}"
-            detail = "" if good else f": {action.reason} {action.message}".rstrip()
-            await self.events.record(entry.body, reason, f"{what}{detail}", warning=not good)
-            self.metrics.attempt_ended(action.result, action.reason)
+            run = action.run
+            if action.result is Result.COMPLETE:
+                await self.events.record(entry.body, EventReason.RUN_SUCCEEDED, _attempt(run), once="end")
+                self.metrics.attempt_ended(action.result, action.reason)
+            elif run.stop_reason:
+                await self._stopped(entry, run, run.stop_reason)
+                self.metrics.attempt_ended(action.result, run.stop_reason.partition(":")[0])
+            else:
+                reason = EventReason.RUN_INTERRUPTED if action.result is Result.RELEASE else EventReason.RUN_FAILED
+                text = f"{_attempt(run)}: {_reason(action.reason, action.message)}"
+                await self.events.record(entry.body, reason, text, warning=True, once="end")
+                self.metrics.attempt_ended(action.result, action.reason)
         return Progress(refresh=[action.run.id], leave_for=SETTLE)
+
+    async def _stop(self, entry: Entry, action: Stop) -> Progress:
+        run = action.run
+        done = await self.store.request_stop([run.id], reason=action.reason)
+        works = run.status is JobSchedulerStatus.RUNNING and run.pod_uid is not None
+        if run.id in done and not works:  # that was its end; one that works ends later, and then says so
+            await self._stopped(entry, run, action.reason)
+        return Progress(refresh=[run.id], leave_for=SETTLE)
+
+    async def _stopped(self, entry: Entry, run: Run, why: str) -> None:
+        """A run has ended because it was asked to. That somebody wanted it so is nothing to warn of."""
+        reason = WANTED_STOPS.get(why.partition(":")[0])
+        text = f"{_attempt(run)}: {why}"
+        await self.events.record(entry.body, reason or EventReason.RUN_FAILED, text, warning=not reason, once="end")
 
     async def _release(self, entry: Entry, action: ReleaseClaim) -> Progress:
         run = action.run
@@ -147,9 +185,9 @@ class Actor:
         reason = _reason(action.reason, action.message)
         self.tenants.forget(run.namespace)  # its credential may be why
         if await self.store.release_claim(run.id, run.claim_token, reason=reason, retry_ms=action.retry_ms):
-            await self.events.record(
-                entry.body, "ClaimReleased", f"{run.identity.run_key}, attempt {run.attempt}: {reason}", warning=True
-            )
+            # without the attempt, so that what is tried again and again is counted
+            text = f"{_run_name(run.identity.run_key)}: {reason}"
+            await self.events.record(entry.body, EventReason.CLAIM_RELEASED, text, warning=True)
         return Progress(refresh=[run.id], leave_for=SETTLE)
 
     async def _delete(self, entry: Entry, action: DeletePod) -> Progress:
@@ -157,8 +195,8 @@ class Actor:
         if action.reason == NOT_HELD and await self._holds(pod):
             return Progress(refresh=[UUID(pod.lease_id)], leave_for=SETTLE)
         gone = not await self.kube.delete_pod(pod.namespace, pod.name, pod.uid)
-        if not gone and action.reason != "HistoryLimit":
-            await self.events.record(entry.body, "PodDeleted", f"{pod.name}: {action.reason}")
+        if not gone and action.reason not in ("HistoryLimit", "StopRequested"):  # a stopped run's end says why
+            await self.events.record(entry.body, EventReason.POD_DELETED, f"{pod.name}: {action.reason}", once="Pod")
         return Progress(leave_for=30.0)
 
     async def _holds(self, pod: PodFacts) -> bool:
@@ -178,7 +216,7 @@ class Actor:
         for r in ranges:
             self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
             text = f"{r.count} missed from {run_key_for(r.first)} to {run_key_for(r.last)}: {r.reason}"
-            await self.events.record(entry.body, "TickMissed", text, warning=True)
+            await self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
 
     # --- starts ------------------------------------------------------------------------------------------------------
 
@@ -217,11 +255,15 @@ class Actor:
     async def _verdict(
         self, entry: Entry, view: JobView, action: Claim, identity: RunIdentity, result: ClaimResult
     ) -> Progress:
+        said = f" ({result.reason})" if result.reason else ""
+        key = _run_name(identity.run_key)
+        log.debug("%s/%s: %s: the database answers %s%s", entry.namespace, entry.name, key, result.verdict, said)
         note = ""
         progress = Progress(refresh=[result.id] if result.id else (), watermark=result.watermark, leave_for=SETTLE)
         match result.verdict:
             case ClaimVerdict.CLAIMED:
                 entry.notes.pop(identity.lock_key, None)
+                entry.started |= {m.uid for m in view.manual if m.lock_key == identity.lock_key}
                 assert result.id is not None
                 await self._missed(entry, action.dropped)
                 # Crash window: claim committed, Pod not created. Another replica finds the claim and launches it.
@@ -241,12 +283,12 @@ class Actor:
                 pass
             case ClaimVerdict.MISSED:
                 self.metrics.ticks_missed.labels("StartingDeadline").inc()
-                await self.events.record(
-                    entry.body, "TickMissed", f"{identity.run_key}: the starting deadline had passed", warning=True
-                )
+                text = f"{identity.run_key}: the starting deadline had passed"
+                await self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
             case ClaimVerdict.OVERLAP_SKIPPED:
                 self.metrics.ticks_skipped.labels("Overlap").inc()
-                await self.events.record(entry.body, "TickSkipped", f"{identity.run_key}: a run is still active")
+                text = f"{identity.run_key}: a run is still active"
+                await self.events.record(entry.body, EventReason.TICK_SKIPPED, text, once="tick")
             case ClaimVerdict.OVERLAP_WAIT:
                 if action.manual:
                     entry.notes[identity.lock_key] = "Overlap: another run of this job is active"
@@ -375,18 +417,19 @@ class Actor:
             else:
                 self.cache.pod_seen(body)
                 self.metrics.pods_created.inc()
-                await self.events.record(
-                    entry.body,
-                    "RunStarted",
-                    f"{attempt.run_key or 'the initial run'}, attempt {attempt.number}: Pod {pod['metadata']['name']}",
-                )
+                text = f"{_run_name(attempt.run_key)}, attempt {attempt.number}: Pod {pod['metadata']['name']}"
+                await self.events.record(entry.body, EventReason.RUN_STARTED, text, once="attempt")
                 return True
         # The claim goes back at once. If a Pod was created all the same (an answer was lost), it can't adopt any more.
         wait = None if final else launch_retry_ms(view, attempt.number, first_claimed, attempt.setbacks)
         reason = _reason("PodNotCreated", refusal)
         await self.store.release_claim(UUID(attempt.lease_id), UUID(attempt.claim_token), reason=reason, retry_ms=wait)
         self.metrics.pods_refused.inc()
-        await self.events.record(entry.body, "PodNotCreated", cut(refusal), warning=True)
+        # The refusal may name the Pod, and its name ends in the attempt: without that each try says the same and is
+        # counted.
+        name: str = pod["metadata"]["name"]
+        text = cut(refusal.replace(name, name.rpartition("-")[0]))
+        await self.events.record(entry.body, EventReason.POD_NOT_CREATED, text, warning=True)
         return False
 
     async def _already_there(self, pod: dict[str, Any]) -> str:

@@ -62,6 +62,7 @@ class Entry:
     trouble: str = ""  # why the last reconcile could not finish; logged once
     backoff: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)  # lock key of a manual run -> why it doesn't start
+    started: set[str] = field(default_factory=set)  # uids of LeasedJobRuns whose run this process claimed for them
 
     @property
     def key(self) -> Key:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from leasedjob.api.v1alpha1 import ConcurrencyPolicy, ExitZeroOnStop
 from leasedjob.controller.facts import PodFacts
@@ -26,7 +26,7 @@ from leasedjob.controller.outcome import (
     waiting_reason,
 )
 from leasedjob.identity import JobSchedulerType, pod_name, run_key_for
-from leasedjob.lease.rows import INTERRUPTION_LIMIT, JobSchedulerStatus, OverlapRule, Run
+from leasedjob.lease.rows import INTERRUPTION_LIMIT, REASON_CANCELLED, JobSchedulerStatus, OverlapRule, Run
 from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
 
 LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
@@ -106,6 +106,35 @@ class RecordTicks:
 Action = End | ReleaseClaim | Stop | DeletePod | Launch | Claim | RecordTicks
 
 
+def told(action: Action) -> str:
+    """An action in one line, for the log: which run or Pod, what is done, and why."""
+    match action:
+        case End(run=run):
+            return f"{_which(run)}: ends as {action.result}: {action.reason} {action.message}".rstrip()
+        case ReleaseClaim(run=run):
+            return f"{_which(run)}: the claim is given back: {action.reason} {action.message}".rstrip()
+        case Stop(run=run):
+            return f"{_which(run)}: is to stop: {action.reason}"
+        case DeletePod(pod=pod):
+            return f"{pod.run_key or 'the initial run'}, attempt {pod.attempt}: Pod {pod.name} goes: {action.reason}"
+        case Launch(run=run):
+            return f"{_which(run)}: gets its Pod: claimed, and none is there"
+        case Claim(previous=None):
+            why = "asked for by a LeasedJobRun" if action.manual else "due"
+            return f"{action.run_key or 'the initial run'}: to be claimed: {why}, overlap: {action.overlap}"
+        case Claim(previous=run):
+            return f"{_which(run)}: to be claimed again: {run.reason or 'its lease has expired'}"
+        case RecordTicks():
+            ranges = "; ".join(f"{r.count} {r.reason}" for r in action.ranges) or "it has been run already"
+            return f"{run_key_for(action.through)}: ticks up to here are passed over: {ranges}"
+        case _:
+            assert_never(action)
+
+
+def _which(run: Run) -> str:
+    return f"{run.identity.run_key or 'the initial run'}, attempt {run.attempt}"
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     actions: tuple[Action, ...]
@@ -149,7 +178,7 @@ def decide(job: JobView) -> Decision:
 def _running(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Action]:
     expired = run.expires_at <= job.now
     if cancelled and run.stop_requested_at is None:
-        yield Stop(run, "Cancelled")
+        yield Stop(run, REASON_CANCELLED)
         return
     if run.cluster != job.cluster:
         if expired:
@@ -237,7 +266,7 @@ def _end(run: Run, pod: PodFacts, ended: Outcome) -> End:
 def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Action]:
     assert run.retry_at is not None
     if cancelled:
-        yield Stop(run, "Cancelled")
+        yield Stop(run, REASON_CANCELLED)
     elif _launch_given_up(job, run):
         yield Stop(run, f"PendingDeadlineExceeded: {run.reason}")
     elif run.retry_at <= job.now:
@@ -334,7 +363,7 @@ def manual_waits(job: JobView) -> bool:
 def _manual(job: JobView) -> Iterator[Action]:
     overlap = _overlap(job.policy, manual=True)
     for m in job.manual:
-        if m.cancel or job.run_with_key(m.lock_key) is not None or _must_wait(job, overlap):
+        if m.cancel or m.refusal or job.run_with_key(m.lock_key) is not None or _must_wait(job, overlap):
             continue
         yield Claim(JobSchedulerType.SCHEDULE, m.run_key, m.tick, overlap, manual=True)
         if overlap is not OverlapRule.ALLOW:
@@ -438,4 +467,5 @@ __all__ = [
     "history",
     "manual_waits",
     "orphan",
+    "told",
 ]

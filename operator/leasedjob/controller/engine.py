@@ -20,7 +20,8 @@ from leasedjob.controller.agenda import Agenda
 from leasedjob.controller.batch import Batcher
 from leasedjob.controller.cache import Cache, Entry, Key
 from leasedjob.controller.clock import DatabaseClock
-from leasedjob.controller.decide import Claim, Decision, DeletePod, Launch, decide, orphan
+from leasedjob.controller.decide import Claim, Decision, DeletePod, Launch, decide, orphan, told
+from leasedjob.controller.events import EventReason
 from leasedjob.controller.facts import PodFacts
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.metrics import Metrics
@@ -67,7 +68,8 @@ class Engine:
         self.status = status
         self.cache = Cache(self.mark)
         self.agenda: Agenda[Key] = Agenda(clock.now, self.mark)
-        self.fresh = False  # everything was listed once
+        self.fresh = False  # everything was listed once, and may be worked with
+        self._stopping = False
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._again: set[Key] = set()
         self._absent: set[tuple[str, str]] = set()  # code and uid without an object, at the last comparison
@@ -187,9 +189,12 @@ class Engine:
         generation = entry.generation
         self._derive(entry)
         if entry.warning and entry.generation != generation:
-            await self.actor.events.record(entry.body, "ScheduleWarning", entry.warning, warning=True)
+            once = f"generation {entry.generation}"
+            warning = EventReason.SCHEDULE_WARNING
+            await self.actor.events.record(entry.body, warning, entry.warning, warning=True, once=once)
         if entry.problem and entry.generation != generation:
-            await self.actor.events.record(entry.body, entry.problem[0], entry.problem[1], warning=True)
+            once = f"generation {entry.generation}"
+            await self.actor.events.record(entry.body, *entry.problem, warning=True, once=once)
         conflict = self._conflict(entry)
         if entry.problem is None and conflict is None:
             if not await self._registered(entry):
@@ -247,7 +252,7 @@ class Engine:
             pods=self.cache.pods_for(entry.key),
             manual=tuple(
                 m
-                for m in manual.requests(entry.code, self.cache.runs_for(entry.key))
+                for m in manual.requests(entry.code, self.cache.runs_for(entry.key), entry.policy)
                 if m.cancel or m.lock_key not in entry.notes or entry.notes[m.lock_key].startswith("Overlap")
             ),
             fresh=self.fresh,
@@ -261,6 +266,9 @@ class Engine:
             view = self._view(entry)
             decision = decide(view)
             todo = [a for a in decision.actions if not self._just_done(entry, a)]
+            if log.isEnabledFor(logging.DEBUG):
+                for action in todo:
+                    log.debug("%s/%s: %s", entry.namespace, entry.name, told(action))
             if not todo:
                 break
             starts = [a for a in todo if isinstance(a, Claim | Launch)]
@@ -272,6 +280,9 @@ class Engine:
             await asyncio.gather(*(self._act(entry, view, a) for a in starts))
         soon = [t for k, t in entry.handled.items() if k.startswith("again ")]
         wake = decision.wake_at
+        log.debug(
+            "%s/%s: nothing more to do now; the next look is at %s", entry.namespace, entry.name, wake or "an event"
+        )
         if soon:
             at = self.clock.now() + timedelta(seconds=max(0.0, min(soon) - time.monotonic()))
             wake = at if wake is None else min(wake, at)

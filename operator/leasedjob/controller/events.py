@@ -1,12 +1,19 @@
-"""Kubernetes Events on a LeasedJob. They decide nothing: one that can't be written is logged and forgotten."""
+"""Kubernetes Events on a LeasedJob. They decide nothing: one that can't be written is logged and forgotten.
+
+What is said again is counted, not said again: the name of an Event follows from its object, type, reason and message,
+so that every replica, also one that was started later, finds the same Event and adds one to its count. The API server
+forgets an Event an hour after its last change; what happens after that begins a new one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from leasedjob.controller.kube import Kube, KubeError
@@ -16,6 +23,39 @@ log = logging.getLogger(__name__)
 COMPONENT: Final = "leasedjob"
 MESSAGE_LIMIT: Final = 1024  # the API server's own limit for an Event's message
 QUEUE_LIMIT: Final = 2000
+COUNT_TRIES: Final = 5  # replicas may count the same Event at the same moment
+
+
+class EventReason(StrEnum):
+    """Every `reason` of an Event; beside these only those of `leasedjob.api.problem.Reason`."""
+
+    RUN_STARTED = "RunStarted"
+    RUN_SUCCEEDED = "RunSucceeded"
+    RUN_FAILED = "RunFailed"
+    RUN_INTERRUPTED = "RunInterrupted"
+    RUN_CANCELLED = "RunCancelled"
+    RUN_REPLACED = "RunReplaced"
+    POD_NOT_CREATED = "PodNotCreated"
+    CLAIM_RELEASED = "ClaimReleased"
+    POD_DELETED = "PodDeleted"
+    TICK_MISSED = "TickMissed"
+    TICK_SKIPPED = "TickSkipped"
+    SCHEDULE_WARNING = "ScheduleWarning"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An Event to write. `once`: it tells of something that happens once, so that a second writer adds nothing."""
+
+    event: dict[str, Any]
+    once: bool
+
+
+def event_name(regarding: Mapping[str, Any], *said: str) -> str:
+    """The same for the same words about the same object, whoever says them."""
+    meta = regarding["metadata"]
+    digest = hashlib.sha256("\0".join((meta["uid"], *said)).encode("utf-8", "surrogatepass"))
+    return f"{meta['name'][:200]}.{digest.hexdigest()[:16]}"
 
 
 class Recorder:
@@ -25,16 +65,31 @@ class Recorder:
         self._kube = kube
         self._instance = instance
         self._writers = writers
-        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(QUEUE_LIMIT)
+        self._queue: asyncio.Queue[_Wanted] = asyncio.Queue(QUEUE_LIMIT)
+        self._writing = 0
+        self._counting = asyncio.Lock()
 
-    async def record(self, regarding: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """Queues an Event about the object `regarding`; dropped if the queue is full."""
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be written or is being written."""
+        return self._queue.empty() and not self._writing
+
+    async def record(
+        self, regarding: Mapping[str, Any], reason: str, message: str, *, warning: bool = False, once: str = ""
+    ) -> None:
+        """Queues an Event about the object `regarding`; dropped if the queue is full.
+
+        Args:
+            once: what this can happen once for, such as an attempt: however many replicas say it, it counts as one.
+                Empty: it is counted each time.
+        """
         meta = regarding["metadata"]
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = _now()
+        kind, message = "Warning" if warning else "Normal", message[:MESSAGE_LIMIT]
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{meta['name'][:200]}.{uuid.uuid4().hex[:16]}", "namespace": meta["namespace"]},
+            "metadata": {"name": event_name(regarding, kind, reason, message, once), "namespace": meta["namespace"]},
             "involvedObject": {
                 "apiVersion": f"{GROUP}/{VERSION}",
                 "kind": regarding.get("kind") or "LeasedJob",
@@ -43,9 +98,9 @@ class Recorder:
                 "uid": meta["uid"],
                 "resourceVersion": meta.get("resourceVersion", ""),
             },
-            "type": "Warning" if warning else "Normal",
-            "reason": reason,
-            "message": message[:MESSAGE_LIMIT],
+            "type": kind,
+            "reason": str(reason),
+            "message": message,
             "source": {"component": COMPONENT, "host": self._instance},
             "firstTimestamp": now,
             "lastTimestamp": now,
@@ -53,7 +108,7 @@ class Recorder:
         }
         log.info("%s/%s: %s: %s", meta["namespace"], meta["name"], reason, message)
         try:
-            self._queue.put_nowait(event)
+            self._queue.put_nowait(_Wanted(event, bool(once)))
         except asyncio.QueueFull:
             log.warning("too many Events wait to be written; dropped %s on %s", reason, meta["name"])
 
@@ -61,13 +116,52 @@ class Recorder:
         """Writes what is queued, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._writers):
-                group.create_task(self._write())
+                group.create_task(self._write_all())
 
-    async def _write(self) -> None:
+    async def _write_all(self) -> None:
         while True:
-            event = await self._queue.get()
+            wanted = await self._queue.get()
+            event = wanted.event
+            self._writing += 1
             try:
-                await self._kube.create_event(event)
+                await self._write(wanted)
             except KubeError as e:
                 if e.status not in (403, 404):  # a namespace that is terminating or gone takes no Events
                     log.warning("Event %s on %s: %s", event["reason"], event["involvedObject"]["name"], e)
+            finally:
+                self._writing -= 1
+
+    async def _write(self, wanted: _Wanted) -> None:
+        try:
+            await self._kube.create_event(wanted.event)
+        except KubeError as e:
+            if e.status != 409 or e.reason != "AlreadyExists":
+                raise
+            if not wanted.once:
+                async with self._counting:
+                    await self._count(wanted.event)
+
+    async def _count(self, event: dict[str, Any]) -> None:
+        """Adds one to the count of the Event that says this already. The first patch reads it: a right to read Events
+        is not needed."""
+        namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
+        last = {"lastTimestamp": event["lastTimestamp"]}
+        for _ in range(COUNT_TRIES):
+            there = await self._kube.patch_event(namespace, name, last)
+            body = {
+                **last,
+                "metadata": {"resourceVersion": there["metadata"]["resourceVersion"]},
+                "count": int(there.get("count") or 1) + 1,
+                "source": event["source"],
+            }
+            try:
+                await self._kube.patch_event(namespace, name, body)
+            except KubeError as e:
+                if e.status != 409:
+                    raise
+            else:
+                return
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -171,6 +171,11 @@ class Kube:
     async def create_event(self, event: Json) -> None:
         await self.call("POST", self._path("/api/v1", "events", event["metadata"]["namespace"]), event)
 
+    async def patch_event(self, namespace: str, name: str, body: Json) -> Json:
+        """A merge patch; the Event as it is then."""
+        path = self._path("/api/v1", "events", namespace, name)
+        return await self.call("PATCH", path, body, content_type="application/merge-patch+json")
+
     async def get_secret(self, namespace: str, name: str) -> Json | None:
         try:
             return await self.call("GET", self._path("/api/v1", "secrets", namespace, name))

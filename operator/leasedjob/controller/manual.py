@@ -9,10 +9,10 @@ from typing import Any, Final
 from leasedjob.api.v1alpha1 import ConditionStatus, LeasedJobRunStatus, RunPhase, manual_run_key
 from leasedjob.controller.conditions import condition
 from leasedjob.controller.facts import parse_time
-from leasedjob.controller.model import ManualRun
+from leasedjob.controller.model import ManualRun, Policy
 from leasedjob.errors import InvalidJobIdentityOptionsError
 from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for
-from leasedjob.lease.rows import JobSchedulerStatus, Run
+from leasedjob.lease.rows import REASON_CANCELLED, JobSchedulerStatus, Run
 
 Json = Mapping[str, Any]
 FINAL: Final = frozenset({"Succeeded", "Failed", "Cancelled", "Refused"})
@@ -33,13 +33,26 @@ def run_key(body: Json) -> tuple[str, datetime | None]:
     if spec.get("tick"):
         tick = parse_time(spec["tick"])
         if tick is None or tick.microsecond:
-            raise ValueError(f"spec.tick {spec['tick']!r} is not an RFC 3339 time on a whole second")
+            raise ValueError(f"spec.tick: {spec['tick']!r} is not an RFC 3339 time on a whole second")
         return run_key_for(tick), tick
     return manual_run_key(meta["namespace"], meta["name"], meta["uid"]), None
 
 
-def requests(code: str, bodies: Iterable[Json]) -> tuple[ManualRun, ...]:
-    """The requests that are not done yet, oldest first."""
+def tick_refusal(policy: Policy, tick: datetime) -> str:
+    """Why the job can't run `tick`, as `<Reason>: <message>`; "" if it is a tick of its schedule."""
+    schedule = policy.schedule
+    if schedule is None:
+        return "NotATick: a LeasedJob of type Initial has no ticks; without a tick this starts a run of its own"
+    if schedule.matches(tick):
+        return ""
+    found = (schedule.previous(tick), schedule.next(tick))
+    nearest = " and ".join(run_key_for(t) for t in found if t is not None)
+    said = f'{run_key_for(tick)} is no tick of "{schedule.expression}" in {schedule.time_zone}'
+    return f"NotATick: {said}; the nearest: {nearest or 'none'}"
+
+
+def requests(code: str, bodies: Iterable[Json], policy: Policy | None = None) -> tuple[ManualRun, ...]:
+    """The requests that are not done yet, oldest first. `policy`: of their LeasedJob, None if it isn't accepted."""
     found = []
     for body in bodies:
         if phase_of(body) in FINAL or not code:
@@ -51,7 +64,8 @@ def requests(code: str, bodies: Iterable[Json]) -> tuple[ManualRun, ...]:
             continue  # refused by `status`
         meta = body["metadata"]
         cancel = bool((body.get("spec") or {}).get("cancel"))
-        found.append(ManualRun(meta["uid"], meta["name"], key, lock, tick, cancel))
+        refusal = tick_refusal(policy, tick) if policy is not None and tick is not None else ""
+        found.append(ManualRun(meta["uid"], meta["name"], key, lock, tick, cancel, refusal))
     return tuple(found)
 
 
@@ -71,6 +85,7 @@ def status(
     note: str,
     now: datetime,
     waiting: tuple[str, str] | None = None,
+    mine: bool = False,
 ) -> dict[str, Any]:
     """The status of a LeasedJobRun.
 
@@ -79,6 +94,7 @@ def status(
         problem: why its LeasedJob can't run at all ("" if it can).
         note: why the claim was refused or waits, as `<Reason>: <message>` ("" if it wasn't).
         waiting: why its Pod's workload doesn't run yet, reason and message; None if it runs, or no Pod is known.
+        mine: this process claimed the run for it.
     """
     old: Json = body.get("status") or {}
     meta, spec = body["metadata"], body.get("spec") or {}
@@ -98,15 +114,12 @@ def status(
         if problem:
             return _with(old, meta, "Pending", "JobNotReady", problem, now, facts)
         return _with(old, meta, "Pending", "Pending", "not claimed yet", now, facts)
-    created = parse_time(meta.get("creationTimestamp"))
-    # Without a tick the run is this object's own, whatever the two clocks say of their order.
-    earlier = tick is not None and created is not None and run.created_at < created
-    if earlier and created is not None and run.status is not JobSchedulerStatus.RUNNING:
-        before = run.finished_at is not None and run.finished_at < created
-        if run.status is JobSchedulerStatus.SUCCESS and before:
+    # A tick's run may have ended before anybody asked for it. No clock tells: it is this object's run if the object has
+    # no tick, if it was claimed for the object, or if it was seen going on since.
+    if run.terminal and tick is not None and not mine and not old.get("attempt"):
+        if run.status is JobSchedulerStatus.SUCCESS:
             return _with(old, meta, "Refused", "AlreadySucceeded", "this run is recorded as SUCCESS", now, facts)
-        if run.retry_at is None and before:
-            return _with(old, meta, "Refused", "AlreadyFailed", "this run has used up its attempts", now, facts)
+        return _with(old, meta, "Refused", "AlreadyFailed", "this run has used up its attempts", now, facts)
     facts |= {
         "attempt": run.attempt,
         "start_time": run.started_at,
@@ -116,7 +129,7 @@ def status(
     if run.status is JobSchedulerStatus.SUCCESS:
         return _with(old, meta, "Succeeded", "Completed", "", now, facts, run.finished_at)
     if run.status is JobSchedulerStatus.FAIL and run.retry_at is None:
-        cancelled = run.reason.startswith("Cancelled")
+        cancelled = run.stopped_as == REASON_CANCELLED
         reason = run.reason.partition(":")[0] or "Failed"
         return _with(old, meta, "Cancelled" if cancelled else "Failed", reason, run.reason, now, facts, run.finished_at)
     if run.status is JobSchedulerStatus.FAIL:

@@ -58,4 +58,5 @@ class Metrics:
         self.attempts.labels(result.value, reason if reason in KNOWN_REASONS else "Other").inc()
 
     def run_ended(self, run: Run) -> None:
-        self.runs.labels("success" if run.status is JobSchedulerStatus.SUCCESS else "fail").inc()
+        failed = run.stopped_as.lower() or "fail"
+        self.runs.labels("success" if run.status is JobSchedulerStatus.SUCCESS else failed).inc()

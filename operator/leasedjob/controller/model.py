@@ -66,6 +66,7 @@ class ManualRun:
     lock_key: str
     tick: datetime | None
     cancel: bool
+    refusal: str = ""  # why it never starts, as `<Reason>: <message>`
 
 
 @dataclass(frozen=True, slots=True)

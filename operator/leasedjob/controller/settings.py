@@ -1,4 +1,4 @@
-"""The operator's settings, from its environment; the chart writes every one of them."""
+"""The operator's settings, from its environment, which the chart writes."""
 
 from __future__ import annotations
 

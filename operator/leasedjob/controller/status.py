@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
-from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunStatus
+from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunOutcome, RunStatus
 from leasedjob.controller import manual
 from leasedjob.controller.cache import Entry
 from leasedjob.controller.clock import DatabaseClock
@@ -31,15 +31,19 @@ PREVIEW: Final = 5
 UNREAD: Final = timedelta(seconds=60)  # rows are read each second; what is older and missing is gone
 
 
-def outcome_of(run: Run) -> str:
-    """One word for a person: Success, Failed, Retrying, Running or Pending."""
+def outcome_of(run: Run) -> RunOutcome:
+    """One word for a person."""
     match run.status:
         case JobSchedulerStatus.SUCCESS:
-            return "Success"
+            return RunOutcome.SUCCESS
         case JobSchedulerStatus.RUNNING:
-            return "Running" if run.pod_uid else "Pending"
+            return RunOutcome.RUNNING if run.pod_uid else RunOutcome.PENDING
         case JobSchedulerStatus.FAIL:
-            return "Retrying" if run.retry_at is not None else "Failed"
+            if run.retry_at is not None:
+                return RunOutcome.RETRYING
+            return RunOutcome(run.stopped_as) if run.stopped_as else RunOutcome.FAILED
+        case _:
+            assert_never(run.status)
 
 
 def run_status(run: Run, pod: PodFacts | None) -> RunStatus:
@@ -49,7 +53,7 @@ def run_status(run: Run, pod: PodFacts | None) -> RunStatus:
     if run.status is JobSchedulerStatus.RUNNING:
         reason = message = ""
         if pod is not None and not pod.workload_complete:
-            outcome = "Pending"
+            outcome = RunOutcome.PENDING
             reason, message = waiting_reason(pod)
     return RunStatus(
         run_key=run.identity.run_key or "",
@@ -86,7 +90,7 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
     scheduled = policy and policy.schedule and not policy.suspend and entry.problem is None and conflict is None
     ahead = list(policy.schedule.preview(view.now, PREVIEW)) if scheduled and policy and policy.schedule else []
     successes = [r.finished_at for r in newest if r.status is JobSchedulerStatus.SUCCESS]
-    failures = [r.finished_at for r in newest if r.status is JobSchedulerStatus.FAIL]
+    failures = [r.finished_at for r in newest if r.status is JobSchedulerStatus.FAIL and not r.stopped_as]
     status = LeasedJobStatus(
         observed_generation=generation,
         code=entry.code or None,
@@ -130,7 +134,10 @@ def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int
 
 def _progress(run: Json) -> tuple[int, int]:
     """How far a shown run is: an attempt's outcome only ever goes forward."""
-    return run.get("attempt") or 0, {"Retrying": 1, "Failed": 2, "Success": 3}.get(run.get("outcome") or "", 0)
+    try:
+        return run.get("attempt") or 0, RunOutcome(run.get("outcome") or "").progress
+    except ValueError:  # a word of another version
+        return run.get("attempt") or 0, 0
 
 
 def behind(old: Json, new: Json, now: datetime) -> bool:
@@ -180,13 +187,15 @@ class StatusWriter:
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
         waits = "Overlap: another run of this job is active" if not problem and manual_waits(view) else ""
         rows = {r.lock_key: r for r in view.rows.values()}
-        requests = {r.uid: r for r in manual.requests(entry.code, runs)}
+        requests = {r.uid: r for r in manual.requests(entry.code, runs, entry.policy)}
+        entry.started &= requests.keys()
         for body in runs:
             request = requests.get(body["metadata"]["uid"])
             key = request.lock_key if request else ""
-            note = entry.notes.get(key, "") or waits
+            note = (request.refusal if request else "") or entry.notes.get(key, "") or waits
             waiting = _waiting(rows.get(key), view.pods)
-            settled &= await self.write_run(body, entry.code, rows.get(key), problem, note, waiting)
+            mine = request is not None and request.uid in entry.started
+            settled &= await self.write_run(body, entry.code, rows.get(key), problem, note, waiting, mine)
         return settled
 
     async def write_run(
@@ -197,12 +206,15 @@ class StatusWriter:
         problem: str,
         note: str = "",
         waiting: tuple[str, str] | None = None,
+        mine: bool = False,
     ) -> bool:
         """Status of one LeasedJobRun; see `manual.status`. False as for `write`."""
         if manual.phase_of(body) in manual.FINAL:
             return True
         now = self._clock.now()
-        status = manual.status(body, code=code, run=run, problem=problem, note=note, now=now, waiting=waiting)
+        status = manual.status(
+            body, code=code, run=run, problem=problem, note=note, now=now, waiting=waiting, mine=mine
+        )
         before: Json = body.get("status") or {}
         if status != before and not manual.behind(before, status):
             _, settled = await self._patch("leasedjobruns", body, status, before)

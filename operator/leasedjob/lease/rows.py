@@ -31,6 +31,7 @@ MAX_DATA_BYTES: Final = 256 * 1024
 REASON_INTERRUPTION_LIMIT: Final = "InterruptionLimit"
 REASON_JOB_DELETED: Final = "JobDeleted"
 REASON_REPLACED: Final = "Replaced"
+REASON_CANCELLED: Final = "Cancelled"  # given by the operator, as why a run is to stop
 REASON_OVERLAP: Final = "Overlap"
 REASON_STARTING_DEADLINE: Final = "StartingDeadline"
 
@@ -205,6 +206,7 @@ class Run:
         cluster, holder: who claimed it; "" for rows of the library alone.
         started_at: of this attempt (its claim). adopted_at, finished_at: of this attempt, or None.
         retry_at: see the module's text.
+        stop_reason: why a stop was asked for, `<Reason>` or `<Reason>: <message>`; "" if none was.
         expires_at: modified_at + lease_ms, for RUNNING rows; judged by `db_now`.
         db_now: the database's clock when this row was read.
         held_here: RUNNING, unexpired, and claimed by the cluster that asked.
@@ -240,6 +242,7 @@ class Run:
     adopted_at: datetime | None
     finished_at: datetime | None
     stop_requested_at: datetime | None
+    stop_reason: str = ""
     retry_at: datetime | None
     reason: str
     data: Any = field(compare=False)
@@ -253,6 +256,14 @@ class Run:
     def expired(self) -> bool:
         """RUNNING, and the lease had run out by the database's clock when the row was read."""
         return self.status is JobSchedulerStatus.RUNNING and self.expires_at < self.db_now
+
+    @property
+    def stopped_as(self) -> str:
+        """The word for a run that ended, or is to end, because it was not wanted any more: Cancelled or Replaced; ""
+        for every other one."""
+        word = (self.reason if self.terminal else self.stop_reason).partition(":")[0]
+        wanted = self.status is not JobSchedulerStatus.SUCCESS and word in (REASON_CANCELLED, REASON_REPLACED)
+        return word if wanted else ""
 
     @property
     def terminal(self) -> bool:

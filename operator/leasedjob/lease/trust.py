@@ -17,7 +17,8 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
-CLOCK_RATE = 0.98
+CLOCK_RATE_PERCENT = 98
+CLOCK_RATE = CLOCK_RATE_PERCENT / 100
 STOP_MARGIN_SECONDS = 5.0
 MAX_DETECTION_SECONDS = 20
 MIN_LEASE_SECONDS = 20
@@ -25,6 +26,12 @@ DEFAULT_LEASE_SECONDS = 900
 DEFAULT_HEARTBEAT_SECONDS = 60
 DEFAULT_GRACE_SECONDS = 60
 DEFAULT_PRE_STOP_SECONDS = 10
+# What is said of a timing that can't hold the fence; `%d` means the same to Python and to the CRD's rules.
+TRUST_PROBLEM = (
+    "%d s leave %d s of trust (98 %% of them, less detection %d, grace period %d and 5), but two heartbeats need %d: "
+    "raise lease.durationSeconds, or lower lease.heartbeatSeconds (%d) or shutdown.terminationGracePeriodSeconds (%d)"
+)
+PRE_STOP_PROBLEM = "%d s leave no time to stop in: it must be at most shutdown.terminationGracePeriodSeconds (%d) - 5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +85,27 @@ class Timing:
         return CLOCK_RATE * self.duration - self.fence_budget
 
     def problem(self) -> str | None:
-        """Why this timing can't hold the fence, in words that name the field; None where it can."""
-        if self.trust < 2 * self.heartbeat:
-            return (
-                f"lease.durationSeconds {self.duration} leaves {self.trust:.1f} s of trust, less than two heartbeats "
-                f"of {self.heartbeat} s: 0.98 * durationSeconds must be at least fence budget "
-                f"{self.fence_budget:.0f} s (detection {self.probe.detection} + "
-                f"shutdown.terminationGracePeriodSeconds {self.grace} + 5) + 2 * lease.heartbeatSeconds"
-            )
-        if self.pre_stop > self.grace - STOP_MARGIN_SECONDS:
-            return (
-                f"shutdown.preStopSeconds {self.pre_stop} leaves no time to stop: it must be at most "
-                f"shutdown.terminationGracePeriodSeconds {self.grace} - 5"
-            )
+        """Why this timing can't hold the fence, as `<field>: <what is wrong>`; None where it can."""
+        if text := self.trust_problem():
+            return f"lease.durationSeconds: {text}"
+        if text := self.pre_stop_problem():
+            return f"shutdown.preStopSeconds: {text}"
         return None
+
+    def trust_problem(self) -> str | None:
+        """Why the trust window is too short, with the numbers and the fields that change them; None if it isn't."""
+        if self.trust >= 2 * self.heartbeat:
+            return None
+        # whole numbers, so that the CRD's rule, which has no others, says the same
+        trust = CLOCK_RATE_PERCENT * self.duration // 100 - int(self.fence_budget)
+        numbers = (self.duration, trust, self.probe.detection, self.grace, 2 * self.heartbeat)
+        return TRUST_PROBLEM % (*numbers, self.heartbeat, self.grace)
+
+    def pre_stop_problem(self) -> str | None:
+        """Why a stop has no time after preStop, with the numbers; None if it has."""
+        if self.pre_stop <= self.grace - STOP_MARGIN_SECONDS:
+            return None
+        return PRE_STOP_PROBLEM % (self.pre_stop, self.grace)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

@@ -45,14 +45,15 @@ class _Position:
     top: int  # the largest number that may be written
     hash_high: int  # `H` alone falls into low..hash_high
     names: dict[str, int]
+    each: str  # when it begins anew
 
 
 _POSITIONS: Final = (
-    _Position("minute", 0, 59, 59, 59, {}),
-    _Position("hour", 0, 23, 23, 23, {}),
-    _Position("day of month", 1, 31, 31, 28, {}),  # 28: a hashed day has to come in every month
-    _Position("month", 1, 12, 12, 12, _MONTHS),
-    _Position("day of week", 0, 6, 7, 6, _WEEKDAYS),  # 7 is Sunday too
+    _Position("minute", 0, 59, 59, 59, {}, "hour"),
+    _Position("hour", 0, 23, 23, 23, {}, "day"),
+    _Position("day of month", 1, 31, 31, 28, {}, "month"),  # 28: a hashed day has to come in every month
+    _Position("month", 1, 12, 12, 12, _MONTHS, "year"),
+    _Position("day of week", 0, 6, 7, 6, _WEEKDAYS, "week"),  # 7 is Sunday too
 )
 
 
@@ -174,7 +175,7 @@ def _parse_item(item: str, position: _Position, code: str) -> _Field:
     hashed = _HASHED.fullmatch(base)
     if hashed:
         first, last = _hash_range(hashed.group(1), position)
-        _check_step(step, first, last, item)
+        _check_step(step, first, last, item, position)
         if not steps:
             value = first + _hash(code, position.name) % (last - first + 1)
             return _Field(1 << value, star=False, stepped=False, smallest=last)
@@ -185,7 +186,7 @@ def _parse_item(item: str, position: _Position, code: str) -> _Field:
         return _Field(_bits(start, last, step), star=False, stepped=True, smallest=first + step - 1)
 
     if base in ("*", "?"):
-        _check_step(step, position.low, position.high, item)
+        _check_step(step, position.low, position.high, item, position)
         bits = _bits(position.low, position.high, step)
         return _Field(bits, star=step == 1, stepped=bool(steps), smallest=position.low)
 
@@ -197,7 +198,7 @@ def _parse_item(item: str, position: _Position, code: str) -> _Field:
     first = last = _value(low_text, position)
     if steps:  # `5/20` goes on to the end of the field
         last = max(first, position.high)
-    _check_step(step, first, last, item)
+    _check_step(step, first, last, item, position)
     return _Field(_bits(first, last, step), star=False, stepped=bool(steps), smallest=first)
 
 
@@ -209,7 +210,7 @@ def _range(low_text: str, high_text: str, step: int, position: _Position, code: 
     if first > last:
         raise _Refusal(f"range {_quoted(item)} ends before it begins; write a wrap-around as two ranges with a comma")
     # Judged before a hashed end is placed, so that the verdict is the same for every code.
-    _check_step(step, first, last, item)
+    _check_step(step, first, last, item, position)
     smallest = last if low_text == "H" else first
     if low_text == "H":
         first += _hash(code, position.name) % (last - first + 1)
@@ -258,11 +259,12 @@ def _step(text: str, item: str) -> int:
     return int(digits) if len(digits) <= 4 else 10_000
 
 
-def _check_step(step: int, first: int, last: int, item: str) -> None:
+def _check_step(step: int, first: int, last: int, item: str, position: _Position) -> None:
     # `*/60` is once a round and says so; `*/90` reads as every 90 minutes and would be once an hour
     if step > last - first + 1:
         raise _Refusal(
-            f"the step in {_quoted(item)} is wider than its range of {last - first + 1}, so it would never be taken"
+            f"the step in {_quoted(item)} is wider than its range of {last - first + 1}, and the field begins anew "
+            f"each {position.each}: the step would never be taken"
         )
 
 
