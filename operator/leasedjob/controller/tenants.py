@@ -31,6 +31,7 @@ from leasedjob.lease.tenants import (
     Slot,
     TenantState,
     database_name,
+    end_overdue_sessions,
     ensure_tenant,
     retire_slot,
     role_name,
@@ -87,8 +88,8 @@ class TenantSecrets:
                     self._remember(namespace, "", {})
 
     async def renew(self, namespaces: Collection[str]) -> Mapping[str, str]:
-        """Rotates the credentials that are old enough, and disables those that rotations have left behind. What went
-        wrong, by namespace: the others are done all the same.
+        """Rotates the credentials that are old enough, disables those that rotations have left behind, and ends
+        sessions that disturb others. What went wrong, by namespace: the others are done all the same.
 
         Args:
             namespaces: those with LeasedJobs. Elsewhere nothing new is written.
@@ -98,6 +99,8 @@ class TenantSecrets:
         rotate_after = timedelta(days=self._settings.rotate_after_days)
         trouble: dict[str, str] = {}
         async with await self._connect() as connection:
+            for role in await end_overdue_sessions(connection):
+                log.warning("ended a session of database role %s: its transaction had been open for too long", role)
             found = await tenants_with_news(connection, self._settings.cluster, rotate_after=rotate_after)
             for namespace in found:
                 if self._settings.namespaces and namespace not in self._settings.namespaces:

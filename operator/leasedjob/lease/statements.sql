@@ -166,6 +166,14 @@ SELECT t.tenant
 SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid)) AS told
   FROM pg_catalog.pg_stat_activity a WHERE a.usename = %(role)s;
 
+-- name: end_overdue_sessions
+-- Ends sessions of tenants whose transaction has been open for too long: it would hold back the clean-up of every table,
+-- and a role can change its own timeouts. Only members of a role see since when, and may end it.
+SELECT a.usename::text AS role, pg_terminate_backend(a.pid) AS told
+  FROM pg_catalog.pg_stat_activity a JOIN leasedjob.tenant_role r ON r.role = a.usename
+ WHERE pg_has_role(current_user, a.usesysid, 'USAGE')
+   AND a.xact_start < clock_timestamp() - %(longest_ms)s * interval '1 millisecond';
+
 -- name: sessions_of
 -- How many sessions a role has, in whatever database.
 SELECT count(*) AS sessions FROM pg_catalog.pg_stat_activity a WHERE a.usename = %(role)s;

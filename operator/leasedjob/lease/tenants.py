@@ -38,7 +38,9 @@ SIDECAR_FUNCTIONS: Final = (
     "heartbeat(uuid, uuid)",
     "finish(uuid, uuid, text, jsonb)",
 )
-# What an honest sidecar never reaches; a session may change them for itself.
+# What an honest sidecar never reaches. A session may change them for itself, so the operator looks after it, too
+# (`end_overdue_sessions`).
+LONGEST_TRANSACTION: Final = timedelta(seconds=60)
 _ROLE_SETTINGS: Final = {
     "statement_timeout": "30s",
     "lock_timeout": "5s",
@@ -147,6 +149,9 @@ async def ensure_tenant(
                     verb, name, sql.Literal(connection_limit), sql.Literal(verifier)
                 )
             )
+            # The operator sees and ends a tenant's sessions as a member of its role.
+            await cursor.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
+            await cursor.execute(sql.SQL("ALTER ROLE {} RESET ALL").format(name))  # a role may change its own defaults
             for setting, value in _ROLE_SETTINGS.items():
                 await cursor.execute(
                     sql.SQL("ALTER ROLE {} SET {} TO {}").format(name, sql.Identifier(setting), sql.Literal(value))
@@ -226,10 +231,8 @@ async def retire_slot(connection: AsyncConnection[Any], cluster: str, namespace:
                 return True
             name = sql.Identifier(role)
             if await _present(cursor, role):
-                # Sessions may be ended by members of their role only.
                 await cursor.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
                 await cursor.execute(statement("end_sessions"), {"role": role})
-                await cursor.execute(sql.SQL("REVOKE {} FROM CURRENT_USER").format(name))
         if await _sessions(connection, role):
             return False
         async with connection.transaction(), connection.cursor(row_factory=dict_row) as cursor:
@@ -274,6 +277,17 @@ async def _revoke(cursor: AsyncCursor[DictRow], name: sql.Identifier) -> None:
     for function in SIDECAR_FUNCTIONS:
         await cursor.execute(sql.SQL("REVOKE ALL ON FUNCTION leasedjob.{} FROM {}").format(sql.SQL(function), name))
     await cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA leasedjob FROM {}").format(name))
+
+
+async def end_overdue_sessions(
+    connection: AsyncConnection[Any], *, longest: timedelta = LONGEST_TRANSACTION
+) -> list[str]:
+    """Ends tenants' sessions whose transaction is older than `longest`; the role of each. No sidecar's is that old."""
+    parameters = {"longest_ms": round(longest.total_seconds() * 1000)}
+    with translated():
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement("end_overdue_sessions"), parameters)
+            return [str(row["role"]) for row in await cursor.fetchall() if row["told"]]
 
 
 async def tenants_with_news(
