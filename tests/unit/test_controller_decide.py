@@ -28,6 +28,7 @@ from leasedjob.controller.decide import (
     decide,
     launch_retry_ms,
     orphan,
+    told,
 )
 from leasedjob.controller.model import JobView
 from leasedjob.controller.outcome import Result
@@ -40,6 +41,7 @@ RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS,
 FORBID, ALLOW, REPLACE = ConcurrencyPolicy.FORBID, ConcurrencyPolicy.ALLOW, ConcurrencyPolicy.REPLACE
 LATEST, ALL, SKIP = MissedRunPolicy.RunLatest, MissedRunPolicy.RunAll, MissedRunPolicy.Skip
 HOUR = 3600.0
+KEY = run_key_for(b.T0)
 ORDER = ["End", "ReleaseClaim", "Stop", "DeletePod", "RecordTicks", "Launch", "Claim"]
 
 
@@ -820,3 +822,49 @@ def test_nothing_changes_by_itself_before_the_wake(view: JobView, part: float) -
         return
     starts = [a for a in decide(replace(view, now=later)).actions if isinstance(a, Claim | Launch | End | ReleaseClaim)]
     assert starts == []
+
+
+class TestTold:
+    """The log's one line for each decision: which run, what, and why."""
+
+    @pytest.mark.parametrize(
+        ("action", "line"),
+        [
+            (
+                End(b.run(pod_uid="p"), "p", Result.FAIL, "OOMKilled", "container main exited with 137", -1),
+                f"{KEY}, attempt 1: ends as fail: OOMKilled container main exited with 137",
+            ),
+            (
+                ReleaseClaim(b.run(), "NotAdopted", "no route", 5000),
+                f"{KEY}, attempt 1: the claim is given back: NotAdopted no route",
+            ),
+            (Stop(b.run(), "Cancelled"), f"{KEY}, attempt 1: is to stop: Cancelled"),
+            (DeletePod(b.facts(), NOT_HELD), "attempt 1: Pod"),
+            (Launch(b.run()), f"{KEY}, attempt 1: gets its Pod"),
+            (
+                Claim(JobSchedulerType.SCHEDULE, KEY, b.T0, OverlapRule.SKIP),
+                f"{KEY}: to be claimed: due, overlap: skip",
+            ),
+            (Claim(JobSchedulerType.SCHEDULE, KEY, b.T0, OverlapRule.WAIT, manual=True), "asked for by a LeasedJobRun"),
+            (Claim(JobSchedulerType.INITIAL, None, None, OverlapRule.ALLOW), "the initial run: to be claimed: due"),
+            (
+                Claim(JobSchedulerType.SCHEDULE, KEY, b.T0, OverlapRule.ALLOW, previous=b.run()),
+                "claimed again: its lease has expired",
+            ),
+            (
+                Claim(JobSchedulerType.SCHEDULE, KEY, b.T0, OverlapRule.ALLOW, previous=b.run(FAIL, reason="Error: x")),
+                "attempt 1: to be claimed again: Error: x",
+            ),
+            (RecordTicks(b.T0, ()), "passed over: it has been run already"),
+        ],
+    )
+    def test_an_action(self, action: Any, line: str) -> None:
+        assert line in told(action)
+        assert "\n" not in told(action)
+
+    def test_what_is_waited_for(self) -> None:
+        retry = b.run(FAIL, retry_at=b.at(40), reason="Error: x")
+        assert decide(b.view(retry)).waits == (f"{KEY}, attempt 1: the next attempt is at 03:00:40 UTC: Error: x",)
+        body = b.running_pod()
+        (said,) = decide(b.view(b.adopted(body), pods=[body])).waits
+        assert said == f"{KEY}, attempt 1: no outcome: the Pod has not ended"

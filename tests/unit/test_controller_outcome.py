@@ -23,6 +23,7 @@ from leasedjob.controller.outcome import (
 )
 from leasedjob.protocol import Seen
 
+NOT_YET = ("the Pod has not ended", "the sidecar has not ended")  # everything else is for ever
 NEVER_BEGAN: b.Json = {"workload": b.waiting(), "gate": b.waiting(), "phase": "Failed"}
 DEADLINE: b.Json = {
     "phase": "Failed",
@@ -169,7 +170,7 @@ def test_the_active_deadline_while_an_init_container_runs() -> None:
 @pytest.mark.parametrize("state", [b.ended(0, 30), b.ended(1, 30), b.unknown()])
 @pytest.mark.parametrize("hold", [b.holder(""), b.holder("Killed"), b.holder("", code=137)])
 def test_without_testimony_nothing_is_written(state: b.Json, hold: b.Json) -> None:
-    assert undecided(workload=state, hold=hold).final
+    assert undecided(workload=state, hold=hold).why not in NOT_YET
 
 
 # --- what tries to pass for a SUCCESS --------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class TestCutOffTestimony:
             workload=b.ended(0, end),
             hold=b.holder(b.said(beat=10, final=False), code=137),
         )
-        assert found.final
+        assert found.why not in NOT_YET
 
     def test_a_sidecar_that_lives_on_proves_it_for_every_timing(self) -> None:
         timing = b.Timing(duration=20, heartbeat=2, grace=5, pre_stop=0)
@@ -220,12 +221,12 @@ class TestCutOffTestimony:
             assert isinstance(of(timing=timing, workload=b.ended(0, stopped), hold=hold), Undecided)
 
     def test_past_the_trust_deadline_it_does_not_hold(self) -> None:
-        assert undecided(hold=b.holder(b.said(beat=30.5, until=29, final=False), code=137)).final
+        assert undecided(hold=b.holder(b.said(beat=30.5, until=29, final=False), code=137)).why not in NOT_YET
 
     def test_of_an_earlier_instance_of_a_restarted_sidecar(self) -> None:
         """A sidecar that was restarted alone got SIGTERM before the workload's end, and said so."""
         last = b.holder(b.said(beat=12, final=True))
-        assert undecided(hold=b.holder("", code=137), hold_last=last).final
+        assert undecided(hold=b.holder("", code=137), hold_last=last).why not in NOT_YET
         recent = b.holder(b.said(beat=29.5, final=True))
         assert decided(hold=b.holder("", code=137), hold_last=recent).result is Result.COMPLETE
 
@@ -234,7 +235,7 @@ class TestCutOffTestimony:
 @pytest.mark.parametrize("seen", list(Seen))
 def test_another_attempt_s_testimony_is_none(wrong: b.Json, seen: Seen) -> None:
     hold = b.holder(b.said(seen, outcome="complete" if seen is Seen.REPORTED else None, **wrong))
-    assert undecided(hold=hold).final
+    assert undecided(hold=hold).why not in NOT_YET
 
 
 def test_a_report_without_an_outcome_is_no_report() -> None:
@@ -254,7 +255,7 @@ def test_a_report_without_an_outcome_is_no_report() -> None:
     ],
 )
 def test_nothing_is_decided_before_the_end(options: b.Json) -> None:
-    assert not undecided(**options).final
+    assert undecided(**options).why in NOT_YET
 
 
 def test_a_lost_node_proves_nothing() -> None:
@@ -266,12 +267,12 @@ def test_a_lost_node_proves_nothing() -> None:
         deleted=400,
         grace=0,
     )
-    assert found.final
+    assert found.why not in NOT_YET
 
 
 def test_one_of_two_containers_without_an_end_proves_nothing() -> None:
     found = undecided(phase="Failed", workload={"main": b.ended(0, 30), "second": b.running()})
-    assert found.final
+    assert found.why not in NOT_YET
 
 
 def test_a_container_that_was_lost_is_an_interruption_not_a_failure() -> None:

@@ -1,7 +1,7 @@
-"""The CustomResourceDefinitions, generated from the models: `python -m leasedjob.api.crd [--check] [--root DIR]`.
+"""What is generated from the models: `python -m leasedjob.api.crd [--check] [--root DIR]`.
 
-Writes `crds/*.yaml` and the chart's copies `charts/leasedjob/templates/crds/*.yaml`. With `--check` nothing is written,
-and the exit code is 1 if a file isn't what would be written.
+Writes `crds/*.yaml`, the chart's copies `charts/leasedjob/templates/crds/*.yaml`, and the pages of the kinds in
+`docs/reference/`. With `--check` nothing is written, and the exit code is 1 if a file isn't what would be written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
+from leasedjob.api import reference
 from leasedjob.api.structural import Json, structural
 from leasedjob.api.v1alpha1 import LeasedJob, LeasedJobRun
 from leasedjob.protocol import GROUP, VERSION
@@ -191,6 +192,8 @@ def files() -> dict[str, str]:
     for kind in KINDS:
         result[f"crds/{kind.file}"] = _HEADER + to_yaml(kind.to_json())
         result[f"charts/leasedjob/templates/crds/{kind.file}"] = chart_copy(kind)
+        schema = kind.to_json()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        result[f"docs/reference/{kind.kind.lower()}.md"] = reference.page(kind.kind, kind.short, schema)
     return result
 
 

@@ -112,13 +112,16 @@ class Resources(OpenShape):
     """ResourceRequirements of the containers that the operator adds."""
 
     limits: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+    """As of any container."""
     requests: Annotated[dict[str, Quantity], Field(max_length=32)] | None = None
+    """As of any container."""
 
 
 class SecretReference(Shape):
     """A Secret in the job's namespace."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The Secret's name."""
 
 
 class SidecarSpec(Shape):
@@ -298,11 +301,17 @@ class Condition(Shape):
     """A metav1.Condition."""
 
     type: Annotated[str, _text(64), Field(min_length=1, max_length=64)]
+    """What it is about."""
     status: ConditionStatus
+    """Whether it is so."""
     observed_generation: Count | None = None
+    """The metadata.generation of the object that this was said of."""
     last_transition_time: Time
+    """Since when status has been what it is."""
     reason: Annotated[str, _text(64), Field(min_length=1, max_length=64)]
+    """Why, in one word."""
     message: Annotated[str, _text(1024), Field(max_length=1024)] = ""
+    """Why, for people."""
 
 
 Conditions = Annotated[list[Condition], ListMap("type"), Field(max_length=8)]
@@ -339,40 +348,56 @@ class RunStatus(Shape):
     """One run, as the database and its Pod tell."""
 
     run_key: RunKeyText
+    """The tick in UTC; of a run that somebody asked for `manual/…`; empty for type Initial."""
     attempt: Count | None = None
+    """Its number within the run, from 1."""
     outcome: ReasonText | None = None
     """Pending, Running, Retrying, Failed, Cancelled, Replaced or Success: how the run stands or ended."""
     reason: ReasonText | None = None
+    """Why it stands so or ended so, in one word."""
     message: MessageText | None = None
+    """The same, for people; of a failure the end of what the container wrote."""
     holder: HolderText | None = None
     """cluster/namespace/pod of the last owner."""
     pod_name: NameText | None = None
+    """The attempt's Pod."""
     scheduled_time: Time | None = None
+    """The tick; absent for a run that has none."""
     start_time: Time | None = None
+    """When the attempt was claimed, by the database's clock."""
     completion_time: Time | None = None
+    """When its end was recorded, by the database's clock."""
 
 
 class LeasedJobStatus(Shape):
     """What was last observed: it follows from database and Pods, and is bounded. The database has the whole history."""
 
     observed_generation: Count | None = None
+    """The metadata.generation that all of this is about."""
     code: Annotated[str, _text(256), Field(max_length=256)] | None = None
     """The code of the runs: namespace and spec.code, or its hashed form."""
     conditions: Conditions | None = None
     """Ready says that the object is accepted and scheduled, not how the last run went."""
     next_schedule_time: Time | None = None
+    """The next tick; absent while suspended, and for type Initial."""
     next_schedule_times: Annotated[list[Time], Field(max_length=5)] | None = None
     """The next ticks, the first of which is nextScheduleTime."""
     last_schedule_time: Time | None = None
+    """The latest tick that a run was started for."""
     last_successful_time: Time | None = None
+    """When a run last succeeded."""
     last_failure_time: Time | None = None
+    """When an attempt last failed; what was cancelled or replaced has not failed."""
     last_result: ReasonText | None = None
     """The outcome of the latest run."""
     active_count: Count | None = None
+    """Runs that are held now."""
     holder: HolderText | None = None
     """cluster/namespace/pod of the latest active run."""
     active: Annotated[list[RunStatus], Field(max_length=MAX_RUNS)] | None = None
+    """Runs that are held, or that will be tried again."""
     recent_runs: Annotated[list[RunStatus], Field(max_length=MAX_RUNS)] | None = None
+    """The active runs, then those that have ended, the latest first."""
 
 
 # --- LeasedJobRun ----------------------------------------------------------------------------------------------------
@@ -460,17 +485,29 @@ class LeasedJobRunStatus(Shape):
     """How the run stands."""
 
     observed_generation: Count | None = None
+    """The metadata.generation that all of this is about."""
     conditions: Conditions | None = None
+    """Succeeded says how the run ended; Unknown while it goes on."""
     phase: RunPhase | None = None
+    """Succeeded, Failed, Cancelled and Refused are final."""
     reason: ReasonText | None = None
+    """Why it is in this phase, in one word."""
     message: MessageText | None = None
+    """The same, for people."""
     run_key: Annotated[str, _text(1024), Field(max_length=1024)] | None = None
+    """The run's key: the tick, or one of its own."""
     code: Annotated[str, _text(256), Field(max_length=256)] | None = None
+    """The code of the LeasedJob's runs."""
     attempt: Count | None = None
+    """The number of the current or last attempt, from 1."""
     holder: HolderText | None = None
+    """cluster/namespace/pod of the last owner."""
     pod_name: NameText | None = None
+    """The attempt's Pod."""
     start_time: Time | None = None
+    """When the attempt was claimed, by the database's clock."""
     completion_time: Time | None = None
+    """When the run reached its final phase."""
 
 
 # --- the two objects, for the schema ---------------------------------------------------------------------------------

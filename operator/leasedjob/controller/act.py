@@ -27,13 +27,15 @@ from leasedjob.controller.decide import (
     ReleaseClaim,
     Stop,
     launch_retry_ms,
+    run_name,
+    which,
 )
 from leasedjob.controller.events import EventReason, Recorder
 from leasedjob.controller.facts import PodFacts, pod_facts
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import JobView
-from leasedjob.controller.outcome import Result, cut
+from leasedjob.controller.outcome import Result, cut, joined
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.tenants import TenantSecrets
@@ -78,17 +80,9 @@ class Progress:
     again_in: float | None = None
 
 
-def _run_name(run_key: str | None) -> str:
-    return run_key or "the initial run"
-
-
-def _attempt(run: Run) -> str:
-    return f"{_run_name(run.identity.run_key)}, attempt {run.attempt}"
-
-
 def _reason(reason: str, message: str) -> str:
     """What the row keeps: `<Reason>: <message>`, the end of a long message."""
-    return f"{reason}: {cut(message)}" if message else reason
+    return joined(reason, cut(message))
 
 
 @dataclass(slots=True)
@@ -152,14 +146,14 @@ class Actor:
         if await self.end(action):
             run = action.run
             if action.result is Result.COMPLETE:
-                await self.events.record(entry.body, EventReason.RUN_SUCCEEDED, _attempt(run), once="end")
+                await self.events.record(entry.body, EventReason.RUN_SUCCEEDED, which(run), once="end")
                 self.metrics.attempt_ended(action.result, action.reason)
             elif run.stop_reason:
                 await self._stopped(entry, run, run.stop_reason)
                 self.metrics.attempt_ended(action.result, run.stop_reason.partition(":")[0])
             else:
                 reason = EventReason.RUN_INTERRUPTED if action.result is Result.RELEASE else EventReason.RUN_FAILED
-                text = f"{_attempt(run)}: {_reason(action.reason, action.message)}"
+                text = f"{which(run)}: {_reason(action.reason, action.message)}"
                 await self.events.record(entry.body, reason, text, warning=True, once="end")
                 self.metrics.attempt_ended(action.result, action.reason)
         return Progress(refresh=[action.run.id], leave_for=SETTLE)
@@ -175,7 +169,7 @@ class Actor:
     async def _stopped(self, entry: Entry, run: Run, why: str) -> None:
         """A run has ended because it was asked to. That somebody wanted it so is nothing to warn of."""
         reason = WANTED_STOPS.get(why.partition(":")[0])
-        text = f"{_attempt(run)}: {why}"
+        text = f"{which(run)}: {why}"
         await self.events.record(entry.body, reason or EventReason.RUN_FAILED, text, warning=not reason, once="end")
 
     async def _release(self, entry: Entry, action: ReleaseClaim) -> Progress:
@@ -186,7 +180,7 @@ class Actor:
         self.tenants.forget(run.namespace)  # its credential may be why
         if await self.store.release_claim(run.id, run.claim_token, reason=reason, retry_ms=action.retry_ms):
             # without the attempt, so that what is tried again and again is counted
-            text = f"{_run_name(run.identity.run_key)}: {reason}"
+            text = f"{run_name(run.identity.run_key)}: {reason}"
             await self.events.record(entry.body, EventReason.CLAIM_RELEASED, text, warning=True)
         return Progress(refresh=[run.id], leave_for=SETTLE)
 
@@ -256,7 +250,7 @@ class Actor:
         self, entry: Entry, view: JobView, action: Claim, identity: RunIdentity, result: ClaimResult
     ) -> Progress:
         said = f" ({result.reason})" if result.reason else ""
-        key = _run_name(identity.run_key)
+        key = run_name(identity.run_key)
         log.debug("%s/%s: %s: the database answers %s%s", entry.namespace, entry.name, key, result.verdict, said)
         note = ""
         progress = Progress(refresh=[result.id] if result.id else (), watermark=result.watermark, leave_for=SETTLE)
@@ -417,7 +411,7 @@ class Actor:
             else:
                 self.cache.pod_seen(body)
                 self.metrics.pods_created.inc()
-                text = f"{_run_name(attempt.run_key)}, attempt {attempt.number}: Pod {pod['metadata']['name']}"
+                text = f"{run_name(attempt.run_key)}, attempt {attempt.number}: Pod {pod['metadata']['name']}"
                 await self.events.record(entry.body, EventReason.RUN_STARTED, text, once="attempt")
                 return True
         # The claim goes back at once. If a Pod was created all the same (an answer was lost), it can't adopt any more.

@@ -22,6 +22,7 @@ from leasedjob.controller.outcome import (
     Result,
     Undecided,
     adoption_refusal,
+    joined,
     outcome,
     waiting_reason,
 )
@@ -110,20 +111,20 @@ def told(action: Action) -> str:
     """An action in one line, for the log: which run or Pod, what is done, and why."""
     match action:
         case End(run=run):
-            return f"{_which(run)}: ends as {action.result}: {action.reason} {action.message}".rstrip()
+            return f"{which(run)}: ends as {action.result}: {action.reason} {action.message}".rstrip()
         case ReleaseClaim(run=run):
-            return f"{_which(run)}: the claim is given back: {action.reason} {action.message}".rstrip()
+            return f"{which(run)}: the claim is given back: {action.reason} {action.message}".rstrip()
         case Stop(run=run):
-            return f"{_which(run)}: is to stop: {action.reason}"
+            return f"{which(run)}: is to stop: {action.reason}"
         case DeletePod(pod=pod):
-            return f"{pod.run_key or 'the initial run'}, attempt {pod.attempt}: Pod {pod.name} goes: {action.reason}"
+            return f"{run_name(pod.run_key)}, attempt {pod.attempt}: Pod {pod.name} goes: {action.reason}"
         case Launch(run=run):
-            return f"{_which(run)}: gets its Pod: claimed, and none is there"
-        case Claim(previous=None):
+            return f"{which(run)}: gets its Pod: claimed, and none is there"
+        case Claim(previous=previous):
+            if previous is not None:
+                return f"{which(previous)}: to be claimed again: {previous.reason or 'its lease has expired'}"
             why = "asked for by a LeasedJobRun" if action.manual else "due"
-            return f"{action.run_key or 'the initial run'}: to be claimed: {why}, overlap: {action.overlap}"
-        case Claim(previous=run):
-            return f"{_which(run)}: to be claimed again: {run.reason or 'its lease has expired'}"
+            return f"{run_name(action.run_key)}: to be claimed: {why}, overlap: {action.overlap}"
         case RecordTicks():
             ranges = "; ".join(f"{r.count} {r.reason}" for r in action.ranges) or "it has been run already"
             return f"{run_key_for(action.through)}: ticks up to here are passed over: {ranges}"
@@ -131,25 +132,38 @@ def told(action: Action) -> str:
             assert_never(action)
 
 
-def _which(run: Run) -> str:
-    return f"{run.identity.run_key or 'the initial run'}, attempt {run.attempt}"
+def run_name(run_key: str | None) -> str:
+    """A run for a person."""
+    return run_key or "the initial run"
+
+
+def which(run: Run) -> str:
+    """An attempt for a person."""
+    return f"{run_name(run.identity.run_key)}, attempt {run.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """What to do now. `wake_at`: when to look again if nothing happens. `waits`: what isn't done, and why, in words."""
+
     actions: tuple[Action, ...]
     wake_at: datetime | None
+    waits: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Wake:
-    """The earliest time at which something may change by itself."""
+    """The earliest time at which something may change by itself, and what is waited for."""
 
     at: datetime | None = None
+    waits: list[str] = field(default_factory=list)
 
     def by(self, at: datetime | None) -> None:
         if at is not None and (self.at is None or at < self.at):
             self.at = at
+
+    def because(self, text: str) -> None:
+        self.waits.append(text)
 
 
 def decide(job: JobView) -> Decision:
@@ -165,11 +179,11 @@ def decide(job: JobView) -> Decision:
     actions += losers(job)
     actions += history(job)
     if job.watermark is not None:
-        actions += _manual(job)
+        actions += _manual(job, wake)
         actions += _initial(job)
         actions += _ticks(job, wake)
     actions.sort(key=lambda a: isinstance(a, Claim | Launch))  # stable: what ends and what is tidied up comes first
-    return Decision(tuple(actions), wake.at)
+    return Decision(tuple(actions), wake.at, tuple(wake.waits))
 
 
 # --- a run that is held ----------------------------------------------------------------------------------------------
@@ -214,11 +228,10 @@ def _claimed(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
         yield ReleaseClaim(run, "Interrupted", "the Pod was stopped before it took the lease", _interrupt_ms(run))
     elif pod.finished:  # the kubelet would not admit it (OutOfcpu, ...)
         why, message = waiting_reason(pod)
-        text = f"{why}: {message}" if message else why
-        yield ReleaseClaim(run, "NotAdopted", text, _relaunch_ms(job, run))
+        yield ReleaseClaim(run, "NotAdopted", joined(why, message), _relaunch_ms(job, run))
     elif job.now >= deadline:
         why, message = waiting_reason(pod)
-        yield ReleaseClaim(run, "PendingDeadlineExceeded", f"{why}: {message}" if message else why, None)
+        yield ReleaseClaim(run, "PendingDeadlineExceeded", joined(why, message), None)
         yield DeletePod(pod, "PendingDeadlineExceeded")
     else:
         wake.by(deadline)
@@ -235,16 +248,14 @@ def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
         if isinstance(ended, Outcome):
             yield _end(run, pod, ended)
             return
+        wake.because(f"{which(run)}: no outcome: {ended.why}")
         if not pod.deleting and not pod.finished:
             if run.stop_requested_at is not None:
                 yield DeletePod(pod, "StopRequested")
             elif not pod.workload_complete:
                 if job.now >= deadline:
                     why, message = waiting_reason(pod)
-                    yield Stop(
-                        run,
-                        f"PendingDeadlineExceeded: {why}: {message}" if message else f"PendingDeadlineExceeded: {why}",
-                    )
+                    yield Stop(run, f"PendingDeadlineExceeded: {joined(why, message)}")
                 else:
                     wake.by(deadline)
     if expired:
@@ -272,6 +283,7 @@ def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Act
     elif run.retry_at <= job.now:
         yield from _reclaim(job, run)
     else:
+        wake.because(f"{which(run)}: the next attempt is at {run.retry_at:%H:%M:%S} UTC: {run.reason}")
         wake.by(run.retry_at)
 
 
@@ -360,10 +372,13 @@ def manual_waits(job: JobView) -> bool:
     return _must_wait(job, _overlap(job.policy, manual=True))
 
 
-def _manual(job: JobView) -> Iterator[Action]:
+def _manual(job: JobView, wake: _Wake) -> Iterator[Action]:
     overlap = _overlap(job.policy, manual=True)
     for m in job.manual:
-        if m.cancel or m.refusal or job.run_with_key(m.lock_key) is not None or _must_wait(job, overlap):
+        if m.cancel or m.refusal or job.run_with_key(m.lock_key) is not None:
+            continue
+        if _must_wait(job, overlap):
+            wake.because(f"LeasedJobRun {m.name}: another run is active")
             continue
         yield Claim(JobSchedulerType.SCHEDULE, m.run_key, m.tick, overlap, manual=True)
         if overlap is not OverlapRule.ALLOW:
@@ -398,6 +413,7 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
         return
     overlap = _overlap(policy, manual=False)
     if _must_wait(job, overlap):
+        wake.because(f"{run_key_for(due.claims[0])}: another run is active")
         return
     if job.run_of_tick(due.claims[0]) is not None:
         # Somebody ran this very tick by name: it is decided, and those after it are not held up by it.

@@ -280,6 +280,8 @@ class Engine:
             await asyncio.gather(*(self._act(entry, view, a) for a in starts))
         soon = [t for k, t in entry.handled.items() if k.startswith("again ")]
         wake = decision.wake_at
+        for wait in decision.waits:
+            log.debug("%s/%s: %s", entry.namespace, entry.name, wait)
         log.debug(
             "%s/%s: nothing more to do now; the next look is at %s", entry.namespace, entry.name, wake or "an event"
         )

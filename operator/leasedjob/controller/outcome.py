@@ -39,10 +39,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Nothing may be written yet; `final` says that nothing more will come from this Pod: the lease has to expire."""
+    """Nothing may be written: not yet, or never, because the Pod's end proves nothing; then the lease has to expire."""
 
     why: str
-    final: bool = False
 
 
 def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
@@ -98,8 +97,9 @@ def outcome(pod: PodFacts, *, exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop
     if not pod.finished:
         return Undecided("the Pod has not ended")
     if not pod.sidecar_ended:
-        lost = not pod.workload_ended  # somebody but the kubelet said that this Pod is over: its node is gone
-        return Undecided("the sidecar has not ended", final=lost)
+        if pod.workload_ended:
+            return Undecided("the sidecar has not ended")
+        return Undecided("the Pod is over, but not by its kubelet's word: its node may be lost")
     t = pod.testimony
     if t and (t.lease_id, t.attempt) != (pod.lease_id, pod.attempt):
         t = None
@@ -109,15 +109,15 @@ def outcome(pod: PodFacts, *, exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop
     if not pod.workload_started:
         return _never_started(pod, t)
     if not pod.workload_ended:
-        return Undecided("a workload container has no end written by the kubelet", final=True)
+        return Undecided("a workload container has no end written by the kubelet")
     if pod.reason == "DeadlineExceeded":
         return Outcome(Result.FAIL, "DeadlineExceeded", cut(pod.message), _exits(pod))
     if t is None:
-        return Undecided("the sidecar left no testimony", final=True)
+        return Undecided("the sidecar left no testimony")
     if t.seen is Seen.FENCED:
         return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True, "fencedAt": t.fenced_at})
     if not _leased_to_the_end(t, pod):
-        return Undecided("the sidecar was gone before the workload ended", final=True)
+        return Undecided("the sidecar was gone before the workload ended")
     failed = [c for c in (*pod.user_init, *pod.workload) if c.end and c.end.exit_code != 0]
     if _stopped_before_exit(pod):
         if not failed and exit_zero_on_stop is ExitZeroOnStop.SUCCESS:
@@ -168,7 +168,12 @@ def _never_started(pod: PodFacts, t: Testimony | None) -> Outcome:
     if pod.stop_requested_at is not None:
         return Outcome(Result.RELEASE, "Interrupted", "stopped before the workload began", {"released": True})
     why, message = waiting_reason(pod)
-    return Outcome(Result.RELEASE, "NeverStarted", cut(f"{why}: {message}" if message else why), {"released": True})
+    return Outcome(Result.RELEASE, "NeverStarted", cut(joined(why, message)), {"released": True})
+
+
+def joined(reason: str, message: str) -> str:
+    """`<Reason>: <message>`, as rows and Events keep both."""
+    return f"{reason}: {message}" if message else reason
 
 
 def waiting_reason(pod: PodFacts) -> tuple[str, str]:
