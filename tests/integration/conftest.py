@@ -28,6 +28,7 @@ from leasedjob.lease.store import OperatorStore, SidecarStore
 from leasedjob.lease.tenants import tenant_of
 from leasedjob.testing.postgres import PostgresServer
 
+POSTGRES_15 = "LEASEDJOB_TEST_POSTGRES15_BIN"
 OWNER = "leasedjob_owner"
 OWNER_PASSWORD = "owner"
 TEMPLATE = "leasedjob_template"
@@ -48,13 +49,45 @@ def server() -> Iterator[PostgresServer]:
         yield running
 
 
+def postgres_15() -> Path | None:
+    """The programs of the oldest PostgreSQL that is supported: named, or Debian's."""
+    named = os.environ.get(POSTGRES_15)
+    found = Path(named) if named else Path("/usr/lib/postgresql/15/bin")
+    return found if (found / "postgres").exists() else None
+
+
 @pytest.fixture(scope="session")
-def template(server: PostgresServer) -> str:
+def server_15() -> Iterator[PostgresServer]:
+    """The same on PostgreSQL 15; `make integration` brings it where it isn't installed."""
+    programs = postgres_15()
+    if programs is None:
+        missing = f"POSTGRESQL 15 IS NOT TESTED: install postgresql-15, or name its programs in {POSTGRES_15}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with PostgresServer(bin=programs) as running:
+        running.create_owner(OWNER, OWNER_PASSWORD)
+        yield running
+
+
+def make_template(server: PostgresServer) -> str:
     """The name of a database with the whole schema, to be copied."""
     server.create_database(TEMPLATE, owner=OWNER)
     with psycopg.connect(server.conninfo(TEMPLATE, OWNER, OWNER_PASSWORD), autocommit=True) as connection:
         migrate(connection)
     return TEMPLATE
+
+
+@pytest.fixture(scope="session")
+def template(server: PostgresServer) -> str:
+    """See make_template."""
+    return make_template(server)
+
+
+@pytest.fixture(scope="session")
+def template_15(server_15: PostgresServer) -> str:
+    """See make_template; of PostgreSQL 15."""
+    return make_template(server_15)
 
 
 @dataclass

@@ -11,58 +11,68 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from leasedjob.errors import (
+        DatabaseRefusedError,
+        DatabaseUnavailableError,
         InvalidJobIdentityOptionsError,
         InvalidJobLeaseOptionsError,
+        LeasedJobError,
         LostJobLeaseError,
+        SchemaMissingError,
     )
     from leasedjob.identity import JobSchedulerType, bullmq_job_id
     from leasedjob.lease.core import (
         JobAcquired,
         JobAcquireResult,
+        JobExecutionLease,
         JobLease,
         JobNotAcquired,
         JobScheduler,
         NotAcquired,
+        RunExclusiveResult,
     )
+    from leasedjob.lease.lost import LostSignal
     from leasedjob.lease.migrate import install_schema
-    from leasedjob.lease.module import JobSchedulerModule, JobSchedulerModuleOptions
+    from leasedjob.lease.module import JobSchedulerModule, JobSchedulerModuleOptions, SyncJobSchedulerModule
     from leasedjob.lease.options import DEFAULT_HEARTBEAT_MS, DEFAULT_LEASE_MS, JobAcquireOptions
     from leasedjob.lease.rows import JobSchedulerStatus
-    from leasedjob.lease.service import (
-        JobExecutionLease,
-        JobSchedulerService,
-        RunExclusiveResult,
-        SyncJobSchedulerService,
-    )
+    from leasedjob.lease.service import JobSchedulerService, SyncJobSchedulerService
 
 _HOME: Final = {
+    "DatabaseRefusedError": "leasedjob.errors",
+    "DatabaseUnavailableError": "leasedjob.errors",
     "InvalidJobIdentityOptionsError": "leasedjob.errors",
     "InvalidJobLeaseOptionsError": "leasedjob.errors",
+    "LeasedJobError": "leasedjob.errors",
     "LostJobLeaseError": "leasedjob.errors",
+    "SchemaMissingError": "leasedjob.errors",
     "JobSchedulerType": "leasedjob.identity",
     "bullmq_job_id": "leasedjob.identity",
     "JobAcquireResult": "leasedjob.lease.core",
     "JobAcquired": "leasedjob.lease.core",
+    "JobExecutionLease": "leasedjob.lease.core",
     "JobLease": "leasedjob.lease.core",
     "JobNotAcquired": "leasedjob.lease.core",
     "JobScheduler": "leasedjob.lease.core",
     "NotAcquired": "leasedjob.lease.core",
+    "RunExclusiveResult": "leasedjob.lease.core",
+    "LostSignal": "leasedjob.lease.lost",
     "install_schema": "leasedjob.lease.migrate",
     "JobSchedulerModule": "leasedjob.lease.module",
     "JobSchedulerModuleOptions": "leasedjob.lease.module",
+    "SyncJobSchedulerModule": "leasedjob.lease.module",
     "DEFAULT_HEARTBEAT_MS": "leasedjob.lease.options",
     "DEFAULT_LEASE_MS": "leasedjob.lease.options",
     "JobAcquireOptions": "leasedjob.lease.options",
     "JobSchedulerStatus": "leasedjob.lease.rows",
-    "JobExecutionLease": "leasedjob.lease.service",
     "JobSchedulerService": "leasedjob.lease.service",
-    "RunExclusiveResult": "leasedjob.lease.service",
     "SyncJobSchedulerService": "leasedjob.lease.service",
 }
 
 __all__ = [
     "DEFAULT_HEARTBEAT_MS",
     "DEFAULT_LEASE_MS",
+    "DatabaseRefusedError",
+    "DatabaseUnavailableError",
     "InvalidJobIdentityOptionsError",
     "InvalidJobLeaseOptionsError",
     "JobAcquireOptions",
@@ -77,9 +87,13 @@ __all__ = [
     "JobSchedulerService",
     "JobSchedulerStatus",
     "JobSchedulerType",
+    "LeasedJobError",
     "LostJobLeaseError",
+    "LostSignal",
     "NotAcquired",
     "RunExclusiveResult",
+    "SchemaMissingError",
+    "SyncJobSchedulerModule",
     "SyncJobSchedulerService",
     "bullmq_job_id",
     "install_schema",

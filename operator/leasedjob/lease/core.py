@@ -18,26 +18,25 @@ from __future__ import annotations
 import os
 import random
 import socket
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from uuid import UUID, uuid4
 
 from psycopg.rows import DictRow
 
-from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError
+from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError, LostJobLeaseError
 from leasedjob.identity import JobSchedulerType
 from leasedjob.lease import jsonsafe
+from leasedjob.lease.lost import RETRY_SECONDS, SILENT, Clock, LostSignal, Trust, boottime
 from leasedjob.lease.options import LEFT_OUT, Resolved, _LeftOut
 from leasedjob.lease.rows import JobSchedulerStatus, Outcome
-from leasedjob.lease.trust import CLOCK_RATE
 
 T = TypeVar("T")
 TRIES: Final = 5  # of a statement whose answer was lost, or that met a lock
-RETRY_SECONDS: Final = 0.2  # before the second try; doubles, with jitter
+LONGEST_RETRY_SECONDS: Final = 5.0
 
 
 # --- what the library's callers see ----------------------------------------------------------------------------------
@@ -95,11 +94,16 @@ class NotAcquired(StrEnum):
 
     HELD = "held"  # somebody owns it, or is about to
     COMPLETED = "completed"  # it has succeeded, and never runs again
+    PRUNED = "pruned"  # its time is pruned: whether it ran isn't known any more, so it never runs again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAcquired:
-    """The run is ours: keep its lease alive, and end it by complete, fail or release."""
+    """The run is ours: keep its lease alive, and end it by complete, fail or release.
+
+    Args:
+        sent: when the request was sent, by the holder's own clock (`leasedjob.lease.lost`): trust counts from then.
+    """
 
     row: JobScheduler
     id: UUID
@@ -107,7 +111,7 @@ class JobAcquired:
     idempotency_key: str
     attempt: int
     fencing_token: int
-    sent: float = field(repr=False, compare=False)  # when the request was sent, by `boottime`
+    sent: float = field(default=0.0, repr=False, compare=False)
     acquired: Literal[True] = True
 
     @property
@@ -125,6 +129,42 @@ class JobNotAcquired:
 
 
 JobAcquireResult = JobAcquired | JobNotAcquired
+
+
+@dataclass(frozen=True, slots=True)
+class JobExecutionLease(JobLease):
+    """What the work of `run_exclusive` gets.
+
+    Args:
+        idempotency_key: stable for the run, whatever the attempt: for a unique outbox or deduplication row.
+        attempt: 1 and more.
+        fencing_token: grows with every acquire, for sinks that refuse an older one.
+        lost: the abort signal.
+    """
+
+    idempotency_key: str
+    attempt: int
+    fencing_token: int
+    lost: LostSignal = field(compare=False)
+
+    def raise_if_lost(self) -> None:
+        """LostJobLeaseError, if the lease is lost: to be called between steps of the work."""
+        if self.lost.is_set():
+            raise lost_error(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RunExclusiveResult(Generic[T]):
+    """Whether the work ran here, and what it returned."""
+
+    acquired: bool
+    result: T | None = None
+
+
+def lost_error(lease: JobExecutionLease) -> LostJobLeaseError:
+    """Says why the lease is lost."""
+    reason = lease.lost.reason or "it was reclaimed before its end was recorded"
+    return LostJobLeaseError(lease.id, f"the lease {lease.id} is lost: {reason}")
 
 
 # --- the conversation ------------------------------------------------------------------------------------------------
@@ -149,32 +189,32 @@ class Pause:
 Talk = Generator[Ask | Pause, list[DictRow], T]
 
 
-def boottime() -> float:
-    """Seconds on a clock that goes on while the machine sleeps, where there is one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
 def holder_name() -> str:
     """Who we are, for people: host name and process id."""
     return f"{jsonsafe.text(socket.gethostname())}/{os.getpid()}"
 
 
-def _patiently(ask: Ask, tries: int = TRIES) -> Talk[DictRow]:
-    """Asks again after a passing fault. Every statement here finds what its lost answer had done."""
-    for attempt in range(1, tries + 1):
+def _patiently(ask: Ask, more: Callable[[], bool] = lambda: False) -> Talk[DictRow]:
+    """Asks again after a passing fault: some times, and then as long as `more`.
+
+    Every statement here finds what its lost answer had done.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
         try:
             (row,) = yield ask
         except DatabaseUnavailableError:
-            if attempt == tries:
+            if attempt >= TRIES and not more():
                 raise
-            yield Pause(RETRY_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+            yield Pause(
+                min(LONGEST_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1.0)
+            )
         else:
             return row
-    raise AssertionError("unreachable")
 
 
-def acquire(options: Resolved, clock: Callable[[], float] = boottime) -> Talk[JobAcquireResult]:
+def acquire(options: Resolved, clock: Clock = boottime) -> Talk[JobAcquireResult]:
     """A fresh row, or a reclaim of FAIL or of an expired RUNNING one; SUCCESS stays."""
     identity = options.identity
     token = uuid4()  # proposed here: asking again after a lost answer finds our own row
@@ -216,58 +256,79 @@ def heartbeat(lease: JobLease) -> Talk[bool]:
     return bool(row["held"])
 
 
-def finish(lease: JobLease, outcome: Outcome, data: Any = LEFT_OUT) -> Talk[bool]:
+def finish(
+    lease: JobLease, outcome: Outcome, data: Any = LEFT_OUT, more: Callable[[], bool] = lambda: False
+) -> Talk[bool]:
     """Records an end; False: lost. A repeated call with the same outcome is True again."""
     encoded = None if isinstance(data, _LeftOut) or data is None else jsonsafe.dumps(data)
     row = yield from _patiently(
-        Ask("finish", {"id": lease.id, "token": lease.owner_token, "outcome": outcome.value, "data": encoded})
+        Ask("finish", {"id": lease.id, "token": lease.owner_token, "outcome": outcome.value, "data": encoded}), more
     )
     return bool(row["recorded"])
+
+
+# --- run_exclusive: what follows from how the work ended -------------------------------------------------------------
+
+
+def execution(acquired: JobAcquired, options: Resolved, clock: Clock = boottime) -> tuple[JobExecutionLease, Trust]:
+    """The lease as its work sees it, and what keeps it alive."""
+    trust = Trust(options.lease_ms / 1000, options.heartbeat_ms / 1000, acquired.sent)
+    lease = JobExecutionLease(
+        acquired.id,
+        acquired.owner_token,
+        acquired.idempotency_key,
+        acquired.attempt,
+        acquired.fencing_token,
+        LostSignal(trust, clock),
+    )
+    return lease, trust
+
+
+def conclude(lease: JobExecutionLease, error: BaseException | None) -> Talk[None]:
+    """Records how the work ended, and raises what its caller is to see.
+
+    Args:
+        error: what the work raised; None if it returned. An Exception is a failure. Anything else (a cancellation, an
+            interrupt), and the loss of the lease itself, gives the run back.
+
+    Raises:
+        LostJobLeaseError: the lease was lost, unless the work returned and its success could still be recorded.
+    """
+    lease.lost.forget()
+    if error is None:
+        try:
+            # Work that is done is worth some patience: while the lease is trusted, nobody else can take the run.
+            recorded = yield from finish(lease, Outcome.COMPLETE, more=lambda: not lease.lost.is_set())
+        except (DatabaseUnavailableError, DatabaseRefusedError) as unrecorded:
+            message = f"the work has ended, but its success could not be recorded, so it may be repeated: {unrecorded}"
+            raise type(unrecorded)(message, unrecorded.kind) from unrecorded
+        if not recorded:
+            raise lost_error(lease)
+        return
+    failed = isinstance(error, Exception) and not isinstance(error, LostJobLeaseError)
+    recorded = True
+    try:
+        recorded = yield from finish(
+            lease, Outcome.FAIL if failed else Outcome.RELEASE, _error_data(error) if failed else LEFT_OUT
+        )
+    except LeasedJobError as unrecorded:  # the work's own error matters more; the lease will expire
+        error.add_note(f"how the work ended could not be recorded: {unrecorded}")
+    if failed and (not recorded or lease.lost.is_set()):
+        raise lost_error(lease) from error
+    raise error
+
+
+def _error_data(error: BaseException) -> dict[str, str]:
+    return {"error": jsonsafe.printed(error)[:10_000], "type": type(error).__name__}
 
 
 # --- keeping a lease alive -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Trust:
-    """Until when a holder believes in its lease, and when it beats next. Seconds, on the holder's own clock."""
-
-    lease: float
-    interval: float  # 0: no heartbeats
-    sent: float  # when the request was sent that extended the lease last
-    retry_at: float | None = None  # a beat has failed: when to try again
-    failed: int = 0
-
-    @property
-    def until(self) -> float:
-        """Past this the lease is not believed in, whatever the database would say."""
-        return self.sent + CLOCK_RATE * self.lease
-
-    def over(self, now: float) -> bool:
-        return now >= self.until
-
-    def wait(self, now: float) -> float:
-        """Seconds until the next beat, or until trust is over."""
-        due = self.until if self.interval == 0 else self.sent + self.interval
-        if self.retry_at is not None:
-            due = self.retry_at
-        return max(0.0, min(due, self.until) - now)
-
-    def beaten(self, sent: float) -> None:
-        """The database has extended the lease by a request that was sent then."""
-        self.sent, self.retry_at, self.failed = sent, None, 0
-
-    def missed(self, now: float, jitter: float) -> None:
-        """A beat has failed: the next one comes soon, and not in step with others'."""
-        self.failed += 1
-        pause = min(self.interval, RETRY_SECONDS * 2 ** min(self.failed - 1, 5))
-        self.retry_at = now + pause * (0.5 + jitter / 2)
-
-
 def keep(
     lease: JobLease,
     trust: Trust,
-    clock: Callable[[], float] = boottime,
+    clock: Clock = boottime,
     jitter: Callable[[], float] = random.random,
 ) -> Talk[str]:
     """Beats until the lease is lost; why it is, for people. Ended from outside where the work ends first."""
@@ -275,7 +336,7 @@ def keep(
         yield Pause(trust.wait(clock()))
         now = clock()
         if trust.over(now):
-            return "no heartbeat reached the database in time"
+            return SILENT
         if trust.wait(now) > 0:
             continue
         try:

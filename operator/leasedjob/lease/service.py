@@ -1,11 +1,14 @@
 """JobSchedulerService: the lease for Python programs, asynchronous and synchronous.
 
-    jobs = JobSchedulerService(connections(credentials))
+    jobs = JobSchedulerService("postgresql://…")
     outcome = await jobs.run_exclusive(JobAcquireOptions(code="sync-orders", run_key="2026-07-20T03:00:00Z"), work)
 
-Both services drive the same conversation (`leasedjob.lease.core`). Two deliberate differences from the library that
-this follows: expiry is judged by the duration that the *holder* recorded, not by the challenger's, and a heartbeat that
-comes after expiry is refused even if nobody reclaimed (complete and fail are then still accepted).
+There is one implementation: the conversations with the database in `leasedjob.lease.core`, and `_Operations` here. The
+two services differ only in how they carry a conversation out: by awaiting, or by blocking.
+
+Two deliberate differences from the library that this follows: expiry is judged by the duration that the *holder*
+recorded, not by the challenger's, and a heartbeat that comes after expiry is refused even if nobody reclaimed (complete
+and fail are then still accepted).
 """
 
 from __future__ import annotations
@@ -13,122 +16,80 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
 
-from leasedjob.errors import DatabaseUnavailableError, LeasedJobError, LostJobLeaseError
+from leasedjob.errors import DatabaseUnavailableError, LostJobLeaseError
 from leasedjob.lease import core
-from leasedjob.lease.core import Ask, JobAcquired, JobAcquireResult, JobLease, Pause, Talk, Trust
-from leasedjob.lease.database import Connections, FaultKind, translated
-from leasedjob.lease.options import LEFT_OUT, JobAcquireOptions, Resolved, resolve
+from leasedjob.lease.alarm import cut_after
+from leasedjob.lease.core import (
+    Ask,
+    JobAcquireResult,
+    JobExecutionLease,
+    JobLease,
+    Pause,
+    RunExclusiveResult,
+    Talk,
+)
+from leasedjob.lease.database import Connections, Credentials, FaultKind, connect_sync, connections, translated
+from leasedjob.lease.lost import Clock, LostSignal, Trust, boottime
+from leasedjob.lease.options import LEFT_OUT, JobAcquireOptions, resolve
 from leasedjob.lease.rows import Outcome
 from leasedjob.lease.statements import statement
 
+P = ParamSpec("P")
 T = TypeVar("T")
 SyncConnections = Callable[[], AbstractContextManager[psycopg.Connection[DictRow]]]
 
-
-class LostSignal:
-    """Set once the lease is lost, or not to be trusted any more. Safe to read from any thread.
-
-    `is_set()` also judges the clock, so it is true at the end of trust even while a heartbeat hangs.
-    """
-
-    def __init__(self, trust: Trust) -> None:
-        self._trust = trust
-        self._event = threading.Event()
-        self.reason = ""
-
-    def is_set(self) -> bool:
-        """The work should stop now."""
-        if not self._event.is_set() and self._trust.over(core.boottime()):
-            self.set("no heartbeat reached the database in time")
-        return self._event.is_set()
-
-    def set(self, reason: str) -> None:
-        """Tells the work to stop; the first reason stays."""
-        if not self._event.is_set():
-            self.reason = reason
-            self._event.set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks a thread until the signal is set; False after `timeout` seconds."""
-        self._event.wait(timeout)
-        return self.is_set()
+STATEMENT_SECONDS = 30.0
+# Options that were not given at all are refused as an identity error, like None, and not as a TypeError.
+_NOTHING: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobExecutionLease(JobLease):
-    """What the work of `run_exclusive` gets.
-
-    Args:
-        idempotency_key: stable for the run, whatever the attempt: for a unique outbox or deduplication row.
-        attempt: 1 and more.
-        fencing_token: grows with every acquire, for sinks that refuse an older one.
-        lost: the abort signal.
-    """
-
-    idempotency_key: str
-    attempt: int
-    fencing_token: int
-    lost: LostSignal = field(compare=False)
-
-    def raise_if_lost(self) -> None:
-        """LostJobLeaseError, if the lease is lost: to be called between steps of the work."""
-        if self.lost.is_set():
-            raise LostJobLeaseError(self.id, f"the lease {self.id} is lost: {self.lost.reason}")
+# --- one definition, two services ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RunExclusiveResult(Generic[T]):
-    """Whether the work ran here, and what it returned."""
+class _Operation(Generic[P, T]):
+    """A method that is a conversation: a coroutine function of the one service, a plain function of the other."""
 
-    acquired: bool
-    result: T | None = None
+    def __init__(self, talk: Callable[Concatenate[Any, P], Talk[T]]) -> None:
+        @functools.wraps(talk)
+        async def awaiting(service: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+            return cast(T, await service._drive(talk(service, *args, **kwargs)))
 
+        @functools.wraps(talk)
+        def blocking(service: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+            return cast(T, service._drive(talk(service, *args, **kwargs)))
 
-def _execution(acquired: JobAcquired, options: Resolved) -> tuple[JobExecutionLease, Trust]:
-    trust = Trust(options.lease_ms / 1000, options.heartbeat_ms / 1000, acquired.sent)
-    lease = JobExecutionLease(
-        acquired.id,
-        acquired.owner_token,
-        acquired.idempotency_key,
-        acquired.attempt,
-        acquired.fencing_token,
-        LostSignal(trust),
-    )
-    return lease, trust
+        self._awaiting: Any = awaiting
+        self._blocking: Any = blocking
+        self.__doc__ = talk.__doc__
 
-
-def _error_data(error: BaseException) -> dict[str, str]:
-    return {"error": str(error)[:10_000], "type": type(error).__name__}
-
-
-def _lost(lease: JobExecutionLease) -> LostJobLeaseError:
-    reason = lease.lost.reason or "it was reclaimed before its end was recorded"
-    return LostJobLeaseError(lease.id, f"the lease {lease.id} is lost: {reason}")
+    @overload
+    def __get__(self, service: None, owner: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, service: JobSchedulerService, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, service: SyncJobSchedulerService, owner: type) -> Callable[P, T]: ...
+    def __get__(self, service: Any, owner: type) -> Any:
+        method = self._awaiting if issubclass(owner, JobSchedulerService) else self._blocking
+        return method if service is None else method.__get__(service, owner)
 
 
-class JobSchedulerService:
-    """The asynchronous service.
+class _Operations:
+    """What both services do."""
 
-    Args:
-        connection: a connection in autocommit for one statement: a pool's `connection`, or
-            `leasedjob.lease.database.connections(credentials)`.
-        timeout: seconds that one statement may take, connecting included.
-    """
+    _clock: Clock = staticmethod(boottime)
 
-    def __init__(self, connection: Connections, *, timeout: float = 30.0) -> None:
-        self._connection = connection
-        self._timeout = timeout
-
-    async def acquire(self, options: JobAcquireOptions) -> JobAcquireResult:
+    @_Operation
+    def acquire(self, options: JobAcquireOptions = _NOTHING) -> Talk[JobAcquireResult]:
         """Takes the run if it is free: new, FAIL, or RUNNING and expired.
 
         The caller owns heartbeats and the end of what it acquired.
@@ -137,262 +98,34 @@ class JobSchedulerService:
             InvalidJobIdentityOptionsError, InvalidJobLeaseOptionsError: before any SQL.
             DatabaseUnavailableError, DatabaseRefusedError, SchemaMissingError.
         """
-        return await self._drive(core.acquire(resolve(options)))
+        return (yield from core.acquire(resolve(options), self._clock))
 
-    async def heartbeat(self, lease: JobLease) -> bool:
+    @_Operation
+    def heartbeat(self, lease: JobLease) -> Talk[bool]:
         """Extends the lease; False if it is lost or had expired.
 
         Raises:
             DatabaseUnavailableError: it is unknown; ask again. With kind "busy" the row is locked elsewhere.
         """
-        return await self._drive(core.heartbeat(lease))
+        return (yield from core.heartbeat(lease))
 
-    async def complete(self, lease: JobLease, data: Any = LEFT_OUT) -> bool:
-        """Records SUCCESS and optional JSON data; False if ownership is lost."""
-        return await self._drive(core.finish(lease, Outcome.COMPLETE, data))
+    @_Operation
+    def complete(self, lease: JobLease, data: Any = LEFT_OUT) -> Talk[bool]:
+        """Records SUCCESS and optional JSON data; False if ownership is lost.
 
-    async def fail(self, lease: JobLease, data: Any = LEFT_OUT) -> bool:
+        Data that jsonb can't hold is made to fit (`leasedjob.lease.jsonsafe`); at most 256 KiB are kept.
+        """
+        return (yield from core.finish(lease, Outcome.COMPLETE, data))
+
+    @_Operation
+    def fail(self, lease: JobLease, data: Any = LEFT_OUT) -> Talk[bool]:
         """Records FAIL; the next acquire may take the run at once. False if ownership is lost."""
-        return await self._drive(core.finish(lease, Outcome.FAIL, data))
+        return (yield from core.finish(lease, Outcome.FAIL, data))
 
-    async def release(self, lease: JobLease, data: Any = LEFT_OUT) -> bool:
+    @_Operation
+    def release(self, lease: JobLease, data: Any = LEFT_OUT) -> Talk[bool]:
         """As fail, for work that is given back: data defaults to `{"released": true}`."""
-        return await self._drive(core.finish(lease, Outcome.RELEASE, data))
-
-    async def run_exclusive(
-        self,
-        options: JobAcquireOptions,
-        work: Callable[[JobExecutionLease], Awaitable[T]],
-        *,
-        cancel_on_loss: bool = True,
-    ) -> RunExclusiveResult[T]:
-        """Runs `work` if the run is acquired, keeps the lease alive, and records the end.
-
-        SUCCESS when it returns; FAIL when it raises, with the exception's text in the row (it is raised again); FAIL
-        `{released: true}` when it is cancelled from outside. What it returns goes to the caller and nowhere else.
-
-        Args:
-            cancel_on_loss: cancel the work as soon as the lease is lost; else it only sees `lease.lost`.
-
-        Raises:
-            LostJobLeaseError: the lease was lost before the end was recorded.
-        """
-        resolved = resolve(options)
-        acquired = await self._drive(core.acquire(resolved))
-        if not acquired.acquired:
-            return RunExclusiveResult(acquired=False)
-        lease, trust = _execution(acquired, resolved)
-        running = asyncio.create_task(_call(work, lease))
-        keeping = asyncio.create_task(self._keep(lease, trust, running if cancel_on_loss else None))
-        try:
-            result = await self._outcome(lease, running)
-        finally:
-            keeping.cancel()  # last: the lease is kept until the end is recorded
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
-        return RunExclusiveResult(acquired=True, result=result)
-
-    def exclusive(
-        self, options: JobAcquireOptions | Callable[[], JobAcquireOptions], *, cancel_on_loss: bool = True
-    ) -> Callable[[Callable[[JobExecutionLease], Awaitable[T]]], Callable[[], Awaitable[RunExclusiveResult[T]]]]:
-        """`run_exclusive` as a decorator; `options` may be a function, for a run key that is new at each call."""
-
-        def decorate(
-            work: Callable[[JobExecutionLease], Awaitable[T]],
-        ) -> Callable[[], Awaitable[RunExclusiveResult[T]]]:
-            @functools.wraps(work)
-            async def call() -> RunExclusiveResult[T]:
-                chosen = options() if callable(options) else options
-                return await self.run_exclusive(chosen, work, cancel_on_loss=cancel_on_loss)
-
-            return call
-
-        return decorate
-
-    async def _keep(self, lease: JobExecutionLease, trust: Trust, running: asyncio.Task[Any] | None) -> None:
-        lease.lost.set(await self._drive(core.keep(lease, trust)))
-        if running is not None:
-            running.cancel()
-
-    async def _outcome(self, lease: JobExecutionLease, running: asyncio.Task[T]) -> T:
-        try:
-            result = await running
-        except asyncio.CancelledError as cancelled:
-            if not running.done():  # cancelled from outside while the work still cleans up
-                await asyncio.wait([running])
-            if not lease.lost.is_set():
-                await _to_the_end(self.release(lease))
-                raise
-            # Nobody may have reclaimed yet: giving the run back spares the next owner the wait for its expiry.
-            with contextlib.suppress(LeasedJobError):
-                await _to_the_end(self.release(lease))
-            raise _lost(lease) from cancelled
-        except BaseException as error:
-            recorded = True
-            try:
-                recorded = await _to_the_end(self.fail(lease, _error_data(error)))
-            except LeasedJobError as unrecorded:  # the work's own error matters more; the lease will expire
-                error.add_note(f"its failure could not be recorded: {unrecorded}")
-            if not recorded:
-                raise _lost(lease) from error
-            raise
-        if not await _to_the_end(self.complete(lease)):
-            raise _lost(lease)
-        return result
-
-    async def _drive(self, talk: Talk[T]) -> T:
-        answer: list[DictRow] | BaseException | None = None
-        while True:
-            step = _advance(talk, answer)
-            if isinstance(step, _Done):
-                return step.value  # type: ignore[no-any-return]
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                answer = []
-                continue
-            try:
-                answer = await self._ask(step)
-            except Exception as error:
-                answer = error
-
-    async def _ask(self, ask: Ask) -> list[DictRow]:
-        within = self._timeout if ask.within is None else min(self._timeout, ask.within)
-        with translated():
-            try:
-                async with (
-                    asyncio.timeout(within),
-                    self._connection() as connection,
-                    connection.cursor(row_factory=dict_row) as cursor,
-                ):
-                    await cursor.execute(statement(ask.name), ask.parameters)
-                    return await cursor.fetchall()
-            except TimeoutError as error:
-                raise DatabaseUnavailableError(
-                    f"the database did not answer {ask.name} within {within:g} s", FaultKind.TRANSIENT
-                ) from error
-
-
-class SyncJobSchedulerService:
-    """The synchronous service; every method and rule is that of JobSchedulerService.
-
-    Args:
-        connection: a connection in autocommit for one statement: a ConnectionPool's `connection`, or
-            `lambda: connect_sync(credentials)`.
-    """
-
-    def __init__(self, connection: SyncConnections) -> None:
-        self._connection = connection
-
-    def acquire(self, options: JobAcquireOptions) -> JobAcquireResult:
-        """See JobSchedulerService.acquire."""
-        return self._drive(core.acquire(resolve(options)))
-
-    def heartbeat(self, lease: JobLease) -> bool:
-        """See JobSchedulerService.heartbeat."""
-        return self._drive(core.heartbeat(lease))
-
-    def complete(self, lease: JobLease, data: Any = LEFT_OUT) -> bool:
-        """See JobSchedulerService.complete."""
-        return self._drive(core.finish(lease, Outcome.COMPLETE, data))
-
-    def fail(self, lease: JobLease, data: Any = LEFT_OUT) -> bool:
-        """See JobSchedulerService.fail."""
-        return self._drive(core.finish(lease, Outcome.FAIL, data))
-
-    def release(self, lease: JobLease, data: Any = LEFT_OUT) -> bool:
-        """See JobSchedulerService.release."""
-        return self._drive(core.finish(lease, Outcome.RELEASE, data))
-
-    def run_exclusive(
-        self, options: JobAcquireOptions, work: Callable[[JobExecutionLease], T]
-    ) -> RunExclusiveResult[T]:
-        """See JobSchedulerService.run_exclusive. A thread can't be cancelled: the work looks at `lease.lost`.
-
-        Heartbeats come from a thread of their own.
-        """
-        resolved = resolve(options)
-        acquired = self._drive(core.acquire(resolved))
-        if not acquired.acquired:
-            return RunExclusiveResult(acquired=False)
-        lease, trust = _execution(acquired, resolved)
-        ended = threading.Event()
-
-        def keep() -> None:
-            with contextlib.suppress(_Ended):
-                lease.lost.set(self._drive(core.keep(lease, trust), ended))
-
-        keeper = threading.Thread(target=keep, name=f"lease-{lease.id}", daemon=True)
-        keeper.start()
-        try:
-            result = self._outcome(lease, work)
-        finally:
-            ended.set()
-            keeper.join(timeout=1)  # a beat that hangs ends with its connection
-        return RunExclusiveResult(acquired=True, result=result)
-
-    def exclusive(
-        self, options: JobAcquireOptions | Callable[[], JobAcquireOptions]
-    ) -> Callable[[Callable[[JobExecutionLease], T]], Callable[[], RunExclusiveResult[T]]]:
-        """See JobSchedulerService.exclusive."""
-
-        def decorate(work: Callable[[JobExecutionLease], T]) -> Callable[[], RunExclusiveResult[T]]:
-            @functools.wraps(work)
-            def call() -> RunExclusiveResult[T]:
-                return self.run_exclusive(options() if callable(options) else options, work)
-
-            return call
-
-        return decorate
-
-    def _outcome(self, lease: JobExecutionLease, work: Callable[[JobExecutionLease], T]) -> T:
-        try:
-            result = work(lease)
-        except (KeyboardInterrupt, SystemExit):
-            self.release(lease)
-            raise
-        except BaseException as error:
-            recorded = True
-            try:
-                recorded = self.fail(lease, _error_data(error))
-            except LeasedJobError as unrecorded:
-                error.add_note(f"its failure could not be recorded: {unrecorded}")
-            if not recorded:
-                raise _lost(lease) from error
-            raise
-        if not self.complete(lease):
-            raise _lost(lease)
-        return result
-
-    def _drive(self, talk: Talk[T], ended: threading.Event | None = None) -> T:
-        answer: list[DictRow] | BaseException | None = None
-        while True:
-            step = _advance(talk, answer)
-            if isinstance(step, _Done):
-                return step.value  # type: ignore[no-any-return]
-            if isinstance(step, Pause):
-                if (ended or threading.Event()).wait(step.seconds):
-                    raise _Ended
-                answer = []
-                continue
-            try:
-                answer = self._ask(step)
-            except Exception as error:
-                answer = error
-
-    def _ask(self, ask: Ask) -> list[DictRow]:
-        with (
-            translated(),
-            self._connection() as connection,
-            connection.cursor(row_factory=dict_row) as cursor,
-        ):
-            return cursor.execute(statement(ask.name), ask.parameters).fetchall()
-
-
-# --- shared by both drivers ------------------------------------------------------------------------------------------
-
-
-class _Ended(Exception):
-    """The work has ended, so its lease needs no more beats."""
+        return (yield from core.finish(lease, Outcome.RELEASE, data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,11 +147,154 @@ def _advance(
         return _Done(stop.value)
 
 
+def _silence(ask: Ask, seconds: float) -> DatabaseUnavailableError:
+    return DatabaseUnavailableError(f"the database did not answer {ask.name} within {seconds:g} s", FaultKind.TRANSIENT)
+
+
+# --- asynchronous ----------------------------------------------------------------------------------------------------
+
+
+class JobSchedulerService(_Operations):
+    """The asynchronous service. Heartbeats of `run_exclusive` come from the event loop, so work must not block it.
+
+    Args:
+        database: a connection string or Credentials, for a connection of its own for each statement; or a function that
+            gives a connection in autocommit for one statement: a pool's `connection`.
+        timeout: seconds that one statement may take, connecting included.
+    """
+
+    def __init__(self, database: str | Credentials | Connections, *, timeout: float = STATEMENT_SECONDS) -> None:
+        if isinstance(database, str):
+            database = Credentials.from_conninfo(database)
+        self._connection = connections(database) if isinstance(database, Credentials) else database
+        self._timeout = timeout
+
+    @overload
+    def run_exclusive(
+        self,
+        options: JobAcquireOptions,
+        work: Callable[[JobExecutionLease], Awaitable[T]],
+        *,
+        cancel_on_loss: bool = True,
+    ) -> Coroutine[Any, Any, RunExclusiveResult[T]]: ...
+    @overload
+    def run_exclusive(
+        self, options: JobAcquireOptions | Callable[P, JobAcquireOptions], *, cancel_on_loss: bool = True
+    ) -> Callable[
+        [Callable[Concatenate[JobExecutionLease, P], Awaitable[T]]],
+        Callable[P, Coroutine[Any, Any, RunExclusiveResult[T]]],
+    ]: ...
+    def run_exclusive(self, options: Any = _NOTHING, work: Any = None, *, cancel_on_loss: bool = True) -> Any:
+        """Runs `work` if the run is acquired, keeps the lease alive, and records the end.
+
+        SUCCESS when it returns; FAIL when it raises, with the exception's text in the row (it is raised again); FAIL
+        `{released: true}` when it is cancelled from outside. What it returns goes to the caller and nowhere else.
+
+        Without `work` this is a decorator: `@jobs.run_exclusive(options)`. Options may then be a function, for a run
+        key that is new at each call; it gets the call's arguments, as `work` does after the lease.
+
+        Args:
+            cancel_on_loss: cancel the work as soon as the lease is lost; else it only sees `lease.lost`.
+
+        Raises:
+            InvalidJobIdentityOptionsError, InvalidJobLeaseOptionsError: before any SQL.
+            LostJobLeaseError: the lease was lost before the end was recorded.
+            DatabaseUnavailableError, DatabaseRefusedError: the run was not acquired, or its end could not be recorded;
+                the message says which.
+        """
+        if work is not None:
+            return self._run(options, work, cancel_on_loss)
+
+        def run(chosen: Any, bound: Callable[[JobExecutionLease], Any]) -> Any:
+            return self._run(chosen, bound, cancel_on_loss)
+
+        return _decorator(options, run)
+
+    async def _run(
+        self, options: JobAcquireOptions, work: Callable[[JobExecutionLease], Awaitable[T]], cancel_on_loss: bool
+    ) -> RunExclusiveResult[T]:
+        resolved = resolve(options)
+        acquired = await self._drive(core.acquire(resolved, self._clock))
+        if not acquired.acquired:
+            return RunExclusiveResult(acquired=False)
+        lease, trust = core.execution(acquired, resolved, self._clock)
+        running = asyncio.create_task(_call(work, lease))
+        keeping = asyncio.create_task(self._keep(lease, trust, running if cancel_on_loss else None))
+        try:
+            result, error = await _outcome(running, lease)
+            await _to_the_end(self._drive(core.conclude(lease, error)))
+        except LostJobLeaseError as lost:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from lost  # whoever cancels us must see it
+            raise
+        finally:
+            keeping.cancel()  # last: the lease is kept until the end is recorded
+            await asyncio.wait([keeping])
+        return RunExclusiveResult(acquired=True, result=result)
+
+    async def _keep(self, lease: JobExecutionLease, trust: Trust, running: asyncio.Task[Any] | None) -> None:
+        lease.lost.set(await self._drive(core.keep(lease, trust, self._clock)))
+        if running is not None:
+            running.cancel()
+
+    async def _drive(self, talk: Talk[T]) -> T:
+        answer: list[DictRow] | BaseException | None = None
+        while True:
+            step = _advance(talk, answer)
+            if isinstance(step, _Done):
+                return cast(T, step.value)
+            if isinstance(step, Pause):
+                await self._pause(step.seconds)
+                answer = []
+                continue
+            try:
+                answer = await self._ask(step)
+            except Exception as error:
+                answer = error
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _ask(self, ask: Ask) -> list[DictRow]:
+        within = self._timeout if ask.within is None else min(self._timeout, ask.within)
+        with translated():
+            try:
+                async with (
+                    asyncio.timeout(within),
+                    self._connection() as connection,
+                    connection.cursor(row_factory=dict_row) as cursor,
+                ):
+                    await cursor.execute(statement(ask.name), ask.parameters)
+                    return await cursor.fetchall()
+            except TimeoutError as error:
+                raise _silence(ask, within) from error
+
+
 async def _call(work: Callable[[JobExecutionLease], Awaitable[T]], lease: JobExecutionLease) -> T:
-    return await work(lease)
+    lease.raise_if_lost()  # the answer to acquire may have come too late
+    given = work(lease)
+    if not inspect.isawaitable(given):
+        raise TypeError("the work must be a coroutine function; SyncJobSchedulerService takes plain functions")
+    return await given
 
 
-async def _to_the_end(recording: Coroutine[Any, Any, bool]) -> bool:
+async def _outcome(running: asyncio.Task[T], lease: JobExecutionLease) -> tuple[T | None, BaseException | None]:
+    """What the work returned or raised. Its cancellation because of the loss is the loss."""
+    try:
+        return await running, None
+    except asyncio.CancelledError as cancelled:
+        if not running.done():  # cancelled from outside while the work still cleans up
+            await asyncio.wait([running])
+        if not lease.lost.is_set():
+            return None, cancelled
+        lost = core.lost_error(lease)
+        lost.__cause__ = cancelled
+        return None, lost
+    except BaseException as error:
+        return None, error
+
+
+async def _to_the_end(recording: Coroutine[Any, Any, T]) -> T:
     """An end is recorded even if we are cancelled meanwhile; the cancellation comes after it."""
     task = asyncio.ensure_future(recording)
     try:
@@ -426,6 +302,181 @@ async def _to_the_end(recording: Coroutine[Any, Any, bool]) -> bool:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+# --- synchronous -----------------------------------------------------------------------------------------------------
+
+
+class SyncJobSchedulerService(_Operations):
+    """The synchronous service. Heartbeats of `run_exclusive` come from a thread of their own.
+
+    Args:
+        database: a connection string or Credentials, for a connection of its own for each statement; or a function that
+            gives a connection in autocommit for one statement: a ConnectionPool's `connection`.
+        timeout: seconds that one statement may take, once it has a connection.
+    """
+
+    def __init__(self, database: str | Credentials | SyncConnections, *, timeout: float = STATEMENT_SECONDS) -> None:
+        if isinstance(database, str):
+            database = Credentials.from_conninfo(database)
+        self._connection = functools.partial(connect_sync, database) if isinstance(database, Credentials) else database
+        self._timeout = timeout
+
+    @overload
+    def run_exclusive(
+        self, options: JobAcquireOptions, work: Callable[[JobExecutionLease], T]
+    ) -> RunExclusiveResult[T]: ...
+    @overload
+    def run_exclusive(
+        self, options: JobAcquireOptions | Callable[P, JobAcquireOptions]
+    ) -> Callable[[Callable[Concatenate[JobExecutionLease, P], T]], Callable[P, RunExclusiveResult[T]]]: ...
+    def run_exclusive(self, options: Any = _NOTHING, work: Any = None) -> Any:
+        """As JobSchedulerService.run_exclusive, function and decorator. A thread can't be cancelled from outside: the
+        work looks at `lease.lost`, calls `lease.raise_if_lost()` between its steps, or has `lease.lost.call(...)` end
+        what it waits for. An interrupt (Ctrl-C, SystemExit) gives the run back.
+        """
+        return _decorator(options, self._run) if work is None else self._run(options, work)
+
+    def _run(self, options: JobAcquireOptions, work: Callable[[JobExecutionLease], T]) -> RunExclusiveResult[T]:
+        resolved = resolve(options)
+        if inspect.iscoroutinefunction(work):
+            raise TypeError("the work must be a plain function; JobSchedulerService takes coroutine functions")
+        acquired = self._drive(core.acquire(resolved, self._clock))
+        if not acquired.acquired:
+            return RunExclusiveResult(acquired=False)
+        lease, trust = core.execution(acquired, resolved, self._clock)
+        ended = Bell()
+
+        def keep() -> None:
+            with contextlib.suppress(_Ended):
+                lease.lost.set(self._drive(core.keep(lease, trust, self._clock), ended))
+
+        keeper = threading.Thread(target=keep, name=f"lease-{lease.id}", daemon=True)
+        keeper.start()
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            try:
+                lease.raise_if_lost()  # the answer to acquire may have come too late
+                result = work(lease)
+            except BaseException as raised:
+                error = raised
+            self._drive(core.conclude(lease, error))
+        finally:
+            ended.set()
+            keeper.join(timeout=1)  # a beat that hangs ends with its time limit
+            error = None  # no circle of traceback and frame
+        return RunExclusiveResult(acquired=True, result=result)
+
+    def _drive(self, talk: Talk[T], ended: Bell | None = None) -> T:
+        answer: list[DictRow] | BaseException | None = None
+        while True:
+            step = _advance(talk, answer)
+            if isinstance(step, _Done):
+                return cast(T, step.value)
+            if isinstance(step, Pause):
+                if self._pause(step.seconds, ended or Bell()):
+                    raise _Ended
+                answer = []
+                continue
+            try:
+                answer = self._ask(step)
+            except Exception as error:
+                answer = error
+
+    def _pause(self, seconds: float, bell: Bell) -> bool:
+        return bell.wait(seconds)
+
+    def _ask(self, ask: Ask) -> list[DictRow]:
+        within = self._timeout if ask.within is None else min(self._timeout, ask.within)
+        with translated():
+            try:
+                with (
+                    self._connection() as connection,
+                    cut_after(connection, within),
+                    connection.cursor(row_factory=dict_row) as cursor,
+                ):
+                    return cursor.execute(statement(ask.name), ask.parameters).fetchall()
+            except TimeoutError as error:
+                raise _silence(ask, within) from error
+
+
+class Bell:
+    """An event that can also be rung without being set: whoever waits then looks again."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._set = False
+        self.rung = 0  # how often
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        """For good."""
+        with self._condition:
+            self._set = True
+            self._condition.notify_all()
+
+    def ring(self) -> None:
+        with self._condition:
+            self.rung += 1
+            self._condition.notify_all()
+
+    def wait(self, seconds: float | None, heard: int | None = None) -> bool:
+        """Blocks until it is set, or rung more often than `heard`, or for so many seconds; whether it is set."""
+        with self._condition:
+            before = self.rung if heard is None else heard
+            limit = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
+            self._condition.wait_for(lambda: self._set or self.rung != before, limit)
+            return self._set
+
+
+class _Ended(Exception):
+    """The work has ended, so its lease needs no more beats."""
+
+
+# --- run_exclusive as a decorator ------------------------------------------------------------------------------------
+
+
+def _decorator(options: Any, run: Callable[[Any, Callable[[JobExecutionLease], Any]], Any]) -> Any:
+    """`run` with options, for a work that gets the call's arguments after the lease."""
+    if not callable(options):
+        resolve(options)  # a mistake shows where it is written
+
+    def decorate(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            chosen = options(*args, **kwargs) if callable(options) else options
+            return run(chosen, _bound(work, args, kwargs))
+
+        if inspect.iscoroutinefunction(work):
+
+            async def awaiting(*args: Any, **kwargs: Any) -> Any:
+                return await call(*args, **kwargs)
+
+            return _named(awaiting, work)
+        return _named(call, work)
+
+    return decorate
+
+
+def _bound(work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(work):
+
+        async def coroutine(lease: JobExecutionLease) -> Any:
+            return await work(lease, *args, **kwargs)
+
+        return coroutine
+    return lambda lease: work(lease, *args, **kwargs)
+
+
+def _named(call: Callable[..., Any], work: Callable[..., Any]) -> Callable[..., Any]:
+    """As functools.wraps, with the signature that the caller sees: without the lease."""
+    functools.update_wrapper(call, work)
+    with contextlib.suppress(TypeError, ValueError):
+        signature = inspect.signature(work)
+        call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    return call
 
 
 __all__ = [
