@@ -435,10 +435,3 @@ async def test_a_run_carries_everything_that_launching_and_finalizing_need(
     assert (run.backoff_limit, run.interruption_limit, run.run_lease_ms) == (3, 20, 900_000)
     assert run.held_here
     assert run.expires_at == result.expires_at
-
-
-async def test_watermarks_are_those_of_the_cluster(store: OperatorStore, database: Database, minute: datetime) -> None:
-    await registered(store)
-    await registered(store, "shop/west-only", cluster="west")
-    await claimed(store, minute)
-    assert await store.watermarks(CLUSTER) == {CODE: minute}

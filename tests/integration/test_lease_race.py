@@ -20,7 +20,7 @@ from leasedjob.lease.rows import ClaimRequest, ClaimResult, ClaimVerdict, Outcom
 from leasedjob.lease.statements import statement
 from leasedjob.lease.store import OperatorStore, SidecarStore
 
-from .conftest import CLUSTER, CODE, Database, claimed, registered, registration, request, warm
+from .conftest import CLUSTER, CODE, UID, Database, claimed, registered, registration, request, warm
 
 pytestmark = pytest.mark.integration
 CLAIMERS = 10
@@ -272,7 +272,7 @@ async def test_everything_at_once_ends_in_a_sound_state(
                     case "register":
                         await store.register_jobs(cluster, [registration(code, policy="Allow") for code in codes])
                     case "unregister":
-                        await store.unregister_jobs(cluster, rng.sample(codes, k=1))
+                        await store.unregister_objects(cluster, dict.fromkeys(rng.sample(codes, k=1), UID))
                         await store.register_jobs(cluster, [registration(code, policy="Allow") for code in codes])
                     case _:
                         pass

@@ -1,4 +1,4 @@
-"""register_jobs and unregister_jobs: what they do to the watermark, to retries and to claims."""
+"""register_jobs and unregister_objects: what they do to the watermark, to retries and to claims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from leasedjob.lease.rows import ClaimVerdict, Outcome
 from leasedjob.lease.store import OperatorStore, SidecarStore
 
-from .conftest import CLUSTER, CODE, Database, claim, claimed, lock_row, registered, registration, request
+from .conftest import CLUSTER, CODE, UID, Database, claim, claimed, lock_row, registered, registration, request
 
 pytestmark = pytest.mark.integration
 HOUR = timedelta(hours=1)
@@ -99,7 +99,7 @@ async def test_an_object_created_anew_after_its_deletion_counts_from_its_creatio
     store: OperatorStore, created: datetime, minute: datetime
 ) -> None:
     await register(store, created_at=created)
-    await store.unregister_jobs(CLUSTER, [CODE])
+    await store.unregister_objects(CLUSTER, dict.fromkeys([CODE], UID))
     assert await register(store, uid="another", created_at=minute) == minute
 
 
@@ -204,7 +204,7 @@ async def test_unregister_gives_claims_back_and_ends_retries(
         reason="Error",
     )
 
-    assert await store.unregister_jobs(CLUSTER, codes) == set(codes)
+    assert await store.unregister_objects(CLUSTER, dict.fromkeys(codes, UID)) == set(codes)
     for code in ("shop/claim", "shop/retry"):
         row = database.row(results[code].id)
         assert (row["status"], row["retry_at"], row["reason"]) == ("FAIL", None, "JobDeleted")
@@ -213,7 +213,8 @@ async def test_unregister_gives_claims_back_and_ends_retries(
     # The Pod goes on and ends by itself; nobody will try again.
     assert await store.end_attempt(held.id, 1, "p", Outcome.FAIL, counts=True, reason="Error")  # type: ignore[arg-type]
     assert database.row(held.id)["retry_at"] is None
-    assert await store.unregister_jobs(CLUSTER, [*codes, "shop/unknown"]) == {*codes, "shop/unknown"}
+    more = [*codes, "shop/unknown"]
+    assert await store.unregister_objects(CLUSTER, dict.fromkeys(more, UID)) == set(more)
 
 
 async def test_unregister_leaves_the_run_to_other_clusters(
@@ -222,12 +223,12 @@ async def test_unregister_leaves_the_run_to_other_clusters(
     await registered(store)
     await registered(store, cluster=WEST)
     first = await claimed(store, minute, backoff_limit=1)
-    assert await store.unregister_jobs(CLUSTER, [CODE]) == {CODE}
+    assert await store.unregister_objects(CLUSTER, dict.fromkeys([CODE], UID)) == {CODE}
     row = database.row(first.id)
     assert (row["status"], row["reason"]) == ("FAIL", "JobDeleted")
     again = await claim(store, request(minute), cluster=WEST)
     assert (again.verdict, again.attempt) == (ClaimVerdict.CLAIMED, 2)
-    assert await store.unregister_jobs(CLUSTER, [CODE]) == {CODE}
+    assert await store.unregister_objects(CLUSTER, dict.fromkeys([CODE], UID)) == {CODE}
     assert database.row(first.id)["status"] == "RUNNING"
 
 
@@ -257,9 +258,9 @@ async def test_unregister_leaves_a_locked_code_whole(
     first = await claimed(store, minute)
     stranger = database.connect(autocommit=False)
     lock_row(stranger, table, column, CODE)
-    assert await store.unregister_jobs(CLUSTER, [CODE, "shop/other"]) == {"shop/other"}
+    assert await store.unregister_objects(CLUSTER, dict.fromkeys([CODE, "shop/other"], UID)) == {"shop/other"}
     assert database.row(first.id)["status"] == "RUNNING"
     assert len(await store.active_rows(CLUSTER)) == 1
     stranger.rollback()
-    assert await store.unregister_jobs(CLUSTER, [CODE]) == {CODE}
+    assert await store.unregister_objects(CLUSTER, dict.fromkeys([CODE], UID)) == {CODE}
     assert database.row(first.id)["status"] == "FAIL"

@@ -15,9 +15,17 @@ class DatabaseClock:
         self.offset = timedelta(0)
 
     def observe(self, asked: datetime, answered: datetime, db_now: datetime) -> None:
-        """Takes the offset over from one round trip; its error is at most half the round trip."""
-        middle = asked + (answered - asked) / 2
-        self.offset = db_now - middle
+        """Corrects the offset by one round trip, as far as that proves it wrong.
+
+        The database read its clock at some time in between. So a slow round trip, which says little, spoils nothing
+        that a quick one has said.
+
+        Args:
+            asked, answered: by the machine's wall clock.
+        """
+        if answered < asked:  # the machine's clock was set meanwhile
+            return
+        self.offset = min(max(self.offset, db_now - answered), db_now - asked)
 
     def now(self) -> datetime:
         return datetime.now(UTC) + self.offset

@@ -62,8 +62,11 @@ class Poller:
     async def step(self) -> None:
         engine = self._engine
         cluster = engine.settings.cluster
-        asked = datetime.now(UTC)
         try:
+            # Asked for itself: a quiet cluster has no rows to read it from, and its ticks are to be asked for in time.
+            asked = datetime.now(UTC)
+            now = await engine.store.database_now()
+            engine.clock.observe(asked, datetime.now(UTC), now)
             if self._since is None or time.monotonic() >= self._full_at:
                 rows = await engine.store.active_rows(cluster)
                 self._full_at = time.monotonic() + FULL_POLL_SECONDS
@@ -81,10 +84,8 @@ class Poller:
             engine.hurry()  # what waits for its next try need not wait any longer
         self._health.database = ""
         engine.metrics.database_up.set(1)
-        if rows:
-            engine.clock.observe(asked, datetime.now(UTC), rows[0].db_now)
-            if not complete:
-                self._since = max(self._since, max(r.changed_at for r in rows))
+        if rows and not complete:
+            self._since = max(self._since, max(r.changed_at for r in rows))
         self._take(rows, complete)
 
     def _take(self, rows: list[Run], complete: bool) -> None:

@@ -5,10 +5,6 @@
 -- Registers or refreshes LeasedJobs of one cluster.
 SELECT * FROM leasedjob.register_jobs(%(cluster)s, %(jobs)s::jsonb);
 
--- name: unregister_jobs
--- Forgets LeasedJobs of one cluster; returns the codes that are done.
-SELECT leasedjob.unregister_jobs(%(cluster)s, %(codes)s::text[]) AS done;
-
 -- name: unregister_objects
 -- Forgets objects of one cluster, unless their codes have other objects by now; returns the codes that are done.
 SELECT leasedjob.unregister_objects(%(cluster)s, %(codes)s::text[], %(uids)s::text[]) AS done;
@@ -70,11 +66,9 @@ SELECT s.*, clock_timestamp() AS db_now FROM leasedjob.job_scheduler s WHERE s.i
 -- What did not run, newest first.
 SELECT * FROM leasedjob.tick_ledger l WHERE l.code = %(code)s ORDER BY l.first DESC, l.kind LIMIT %(limit)s;
 
--- name: watermarks
--- Up to which tick each registered code is decided.
-SELECT c.code, c.watermark
-  FROM leasedjob.job_registration g JOIN leasedjob.job_code c ON c.code = g.code
- WHERE g.cluster = %(cluster)s;
+-- name: database_now
+-- The database's clock.
+SELECT clock_timestamp() AS now;
 
 -- name: registrations
 -- Which codes this cluster has registered, for which namespace and object.

@@ -111,15 +111,11 @@ class OperatorStore:
         by_code = {row["code"]: Registered(**row) for row in rows}
         return [by_code[job.code] for job in jobs]
 
-    async def unregister_jobs(self, cluster: str, codes: Collection[str]) -> set[str]:
-        """Forgets these jobs of this cluster; the codes that are done (the others were busy: ask again).
-
-        Their unadopted claims are given back, and where no other cluster has the code, no run gets another attempt.
-        """
-        return set(await self._value("unregister_jobs", cluster=cluster, codes=sorted(codes))) if codes else set()
-
     async def unregister_objects(self, cluster: str, objects: Mapping[str, str]) -> set[str]:
-        """As `unregister_jobs`, but a code that is registered for another object by now is left alone (and done).
+        """Forgets objects of this cluster; the codes that are done (the others were busy: ask again).
+
+        Their unadopted claims are given back, and where no other cluster has the code, no run gets another attempt. A
+        code that is registered for another object by now is left alone, and done.
 
         Args:
             objects: the uid of the object that is gone, by code.
@@ -247,9 +243,10 @@ class OperatorStore:
         rows = await self._rows("ledger", code=code, limit=limit)
         return [LedgerEntry(count_is_exact=row.pop("exact"), **row) for row in rows]
 
-    async def watermarks(self, cluster: str) -> dict[str, datetime]:
-        """The watermark of each code that this cluster registered."""
-        return {row["code"]: row["watermark"] for row in await self._rows("watermarks", cluster=cluster)}
+    async def database_now(self) -> datetime:
+        """The database's clock."""
+        now: datetime = await self._value("database_now")
+        return now
 
     async def registrations(self, cluster: str) -> dict[str, tuple[str, str]]:
         """The codes that this cluster registered, each with the namespace and the uid of its object."""
