@@ -225,7 +225,9 @@ def test_without_createrole_the_reason_is_in_the_status(bench: Bench) -> None:
         row = bench.row_when("job", lambda r: r["status"] == "FAIL", "released")
         assert row["reason"].startswith("PodNotCreated: SidecarCredential")
         assert row["failures"] == 0
-        wait_until("the run shows it", lambda: "SidecarCredential" in bench.run(run)["status"].get("message", ""))
+        wait_until(
+            "the run shows it", lambda: "SidecarCredential" in bench.run(run).get("status", {}).get("message", "")
+        )
         assert operator.ready()
 
 

@@ -29,6 +29,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 SUPERUSER = "postgres"
+READY = ("ready", "standby")  # "standby": it recovers, and lets nobody in meanwhile
 _UNPRIVILEGED = ("postgres", "nobody")
 
 
@@ -218,7 +219,7 @@ class PostgresServer:
             hba.writelines(f"host all all {network} scram-sha-256\n" for network in self._allow)
 
     def _wait_ready(self, port: int) -> bool:
-        """Until postmaster.pid says "ready"; False if the server ended before."""
+        """Until postmaster.pid says that the server has decided whether it lets anybody in; False if it ended before."""
         pid_file = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -226,7 +227,7 @@ class PostgresServer:
                 return False
             with contextlib.suppress(OSError, IndexError):
                 lines = pid_file.read_text().splitlines()
-                if int(lines[0]) == self._process.pid and lines[3] == str(port) and lines[7].strip() == "ready":
+                if int(lines[0]) == self._process.pid and lines[3] == str(port) and lines[7].strip() in READY:
                     return True
             time.sleep(0.02)  # the server writes a file; there is no signal to wait for
         self.kill()
