@@ -168,6 +168,19 @@ def test_keep_beats_until_lost() -> None:
     assert "reclaimed" in reason
 
 
+@pytest.mark.parametrize(
+    ("lease", "sent_ago", "seconds"),
+    [
+        (900, 60, 411),  # of 822 s that are left
+        (3, 1, 1.0),  # half would be less than a second
+        (1, 0.3, 0.68),  # all that is left
+        (1, 2, 0.001),
+    ],
+)
+def test_a_beat_that_hangs_leaves_time_for_another(lease: float, sent_ago: float, seconds: float) -> None:
+    assert Trust(lease=lease, interval=lease / 3, sent=100).patience(100 + sent_ago) == pytest.approx(seconds)
+
+
 def test_the_public_names_are_all_there() -> None:
     for name in lease.__all__:
         assert getattr(lease, name) is not None

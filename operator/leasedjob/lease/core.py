@@ -340,9 +340,7 @@ def keep(
         if trust.wait(now) > 0:
             continue
         try:
-            (row,) = yield Ask(
-                "heartbeat", {"id": lease.id, "token": lease.owner_token}, within=max(0.001, trust.until - now)
-            )
+            (row,) = yield Ask("heartbeat", {"id": lease.id, "token": lease.owner_token}, within=trust.patience(now))
         except (DatabaseUnavailableError, DatabaseRefusedError):
             trust.missed(clock(), jitter())
             continue

@@ -420,14 +420,12 @@ class Pool:
             pooled = await self._take()
             try:
                 yield pooled.connection
-            except (psycopg.OperationalError, psycopg.InterfaceError):
-                if pooled.connection.closed:
-                    await self._drop(self._idle)  # what ended this one has probably ended the others
-                raise
             finally:
-                # A statement that was cut short leaves its connection in the middle of an answer.
                 if self._closed or pooled.connection.info.transaction_status != TransactionStatus.IDLE:
+                    # It has ended, or its statement was cut short and has left it in the middle of an answer. What
+                    # broke this one, or made it silent, has probably done the same to those that are idle.
                     await pooled.connection.close()
+                    await self._drop(self._idle)
                 else:
                     pooled.since = time.monotonic()
                     self._idle.append(pooled)

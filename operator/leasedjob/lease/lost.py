@@ -55,6 +55,12 @@ class Trust:
             due = self.retry_at
         return max(0.0, min(due, self.until) - now)
 
+    def patience(self, now: float) -> float:
+        """Seconds that a beat may take: half of what is left, so that one that hangs leaves time for another one over a
+        new connection; but a second, as long as there is one, for a slow network is no hanging one."""
+        left = max(0.001, self.until - now)
+        return max(left / 2, min(left, 1.0))
+
     def beaten(self, sent: float) -> None:
         """The database has extended the lease by a request that was sent then."""
         self.sent, self.retry_at, self.failed = sent, None, 0
