@@ -384,6 +384,16 @@ def test_namespaced_mode_asks_for_the_clusters_name(refusal: Any) -> None:
     assert "clusterName is required with watchNamespaces" in refusal({**EXISTING, "watchNamespaces": ["team-a"]})
 
 
+def test_namespaces_are_left_to_another_release(render: Any, refusal: Any) -> None:
+    settings = Settings.from_environment(
+        operator_env(render({**EXISTING, "excludeNamespaces": ["team-*", "alone"]})) | {"LEASEDJOB_CLUSTER": "east"}
+    )
+    served = [n for n in ("alone", "alone-2", "team-a", "team-", "a-team-a") if settings.serves(n)]
+    assert served == ["alone-2", "a-team-a"]
+    assert "excludeNamespaces can't be used" in refusal({**NAMESPACED, "excludeNamespaces": ["team-a"]})
+    assert "/excludeNamespaces/0" in refusal({**EXISTING, "excludeNamespaces": ["Team"]})
+
+
 def test_rbac_can_be_left_to_others(render: Any) -> None:
     kinds = {o["kind"] for o in render({**EXISTING, "rbac": {"create": False}, "serviceAccount": {"create": False}})}
     assert not kinds & {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}

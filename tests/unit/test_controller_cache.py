@@ -303,3 +303,18 @@ def test_a_late_answer_does_not_undo_an_edit_that_was_seen() -> None:
     assert entry.body["metadata"]["resourceVersion"] == "3"
     entry.renew(b.job_body(version=4))
     assert entry.body["metadata"]["resourceVersion"] == "4"
+
+
+def test_what_another_operator_serves_is_not_seen_but_own_pods_are_brought_to_their_end(marked: Marked) -> None:
+    cache = Cache(marked, lambda namespace: namespace != b.NAMESPACE)
+    cache.job_seen(job())
+    assert cache.compare("jobs", [job(11)], 20) == 0, "nothing that the watch should have shown"
+    assert not cache.jobs
+    for kind in ("jobs", "runs"):
+        observe, verb, held = KINDS[kind]
+        getattr(cache, f"{verb}_seen")(observe(12))
+        assert held(cache) is None
+    assert not marked
+    observe, verb, held = KINDS["pods"]
+    assert cache.compare("pods", [observe(12)], 20) == 1
+    assert held(cache) is not None

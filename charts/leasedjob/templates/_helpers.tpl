@@ -149,6 +149,9 @@ emptyDir: {medium: Memory, sizeLimit: 16Mi}
 {{- if and .Values.watchNamespaces (not .Values.clusterName) -}}
 {{- fail "\n\nclusterName is required with watchNamespaces: without cluster-wide rights the operator can't read the cluster's own identity (the UID of kube-system). Choose a name that no other cluster on this database has, and never change it.\n" -}}
 {{- end -}}
+{{- if and .Values.watchNamespaces .Values.excludeNamespaces -}}
+{{- fail "\n\nexcludeNamespaces can't be used with watchNamespaces, which says already what the release serves.\n" -}}
+{{- end -}}
 {{- if and .Values.postgresql.embedded (eq .Values.migrations.mode "hook") -}}
 {{- fail "\n\nmigrations.mode=hook does not work with postgresql.embedded: the hook runs before the database exists. Use auto or initContainer.\n" -}}
 {{- end -}}

@@ -76,10 +76,16 @@ class Entry:
 
 
 class Cache:
-    """All observed objects. `changed(key)` is called for each LeasedJob that something changed for."""
+    """All observed objects. `changed(key)` is called for each LeasedJob that something changed for.
 
-    def __init__(self, changed: Callable[[Key], None]) -> None:
+    Args:
+        serves: whether LeasedJobs and LeasedJobRuns of this namespace are this operator's concern; others aren't seen.
+            Pods carry the operator's own label, so what it began before is brought to its end.
+    """
+
+    def __init__(self, changed: Callable[[Key], None], serves: Callable[[str], bool] = lambda _: True) -> None:
         self._changed = changed
+        self._serves = serves
         self.jobs: dict[Key, Entry] = {}
         self.pods: dict[str, PodFacts] = {}
         self.pods_of: defaultdict[Key, set[str]] = defaultdict(set)
@@ -120,7 +126,7 @@ class Cache:
         if meta.get("deletionTimestamp"):
             self.job_gone(body)  # a finalizer of somebody else's keeps it; nothing of it starts any more
             return
-        if not self._news(body):
+        if not self._serves(meta["namespace"]) or not self._news(body):
             return
         key = meta["namespace"], meta["name"]
         entry = self.jobs.get(key)
@@ -193,7 +199,7 @@ class Cache:
     # --- LeasedJobRuns -----------------------------------------------------------------------------------------------
 
     def run_seen(self, body: Json) -> None:
-        if not self._news(body):
+        if not self._serves(body["metadata"]["namespace"]) or not self._news(body):
             return
         meta = body["metadata"]
         key = meta["namespace"], str((body.get("spec") or {}).get("jobName") or "")
@@ -238,7 +244,7 @@ class Cache:
         for body in listed:
             uid = body["metadata"]["uid"]
             uids.add(uid)
-            if uid in self._gone:
+            if uid in self._gone or (kind != "pods" and not self._serves(body["metadata"]["namespace"])):
                 continue
             if version(body) > self._versions.get(uid, -1):
                 differences += 1

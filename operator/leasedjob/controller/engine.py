@@ -66,7 +66,7 @@ class Engine:
         self.clock = clock
         self.metrics = metrics
         self.status = status
-        self.cache = Cache(self.mark)
+        self.cache = Cache(self.mark, settings.serves)
         self.agenda: Agenda[Key] = Agenda(clock.now, self.mark)
         self.fresh = False  # everything was listed once, and may be worked with
         self._stopping = False

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Settings:
 
     cluster: str = ""
     namespaces: tuple[str, ...] = ()  # empty: all
+    exclude_namespaces: tuple[str, ...] = ()  # patterns with "*", of namespaces that another operator serves
     database_dir: Path = Path("/etc/leasedjob/database")
     sidecar_image: str = "leasedjob/sidecar"
     sidecar_pull_policy: str = "IfNotPresent"
@@ -49,6 +51,10 @@ class Settings:
     compare_seconds: int = 60  # between two comparisons of what the watch delivered with a list
     kubeconfig: str = ""  # outside a cluster (tests); empty: in-cluster
 
+    def serves(self, namespace: str) -> bool:
+        """Whether LeasedJobs of this namespace are this operator's concern."""
+        return not any(fnmatchcase(namespace, pattern) for pattern in self.exclude_namespaces)
+
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Settings from `env` (default: os.environ).
@@ -59,6 +65,9 @@ class Settings:
 
         def read(name: str, default: str = "") -> str:
             return env.get(name, "").strip() or default
+
+        def listed(name: str) -> tuple[str, ...]:
+            return tuple(n for n in (p.strip() for p in read(name).split(",")) if n)
 
         def parsed(name: str, kind: type, default: Any) -> Any:
             text = read(name)
@@ -96,7 +105,8 @@ class Settings:
         base = cls()
         return cls(
             cluster=read("LEASEDJOB_CLUSTER"),
-            namespaces=tuple(n for n in (p.strip() for p in read("LEASEDJOB_NAMESPACES").split(",")) if n),
+            namespaces=listed("LEASEDJOB_NAMESPACES"),
+            exclude_namespaces=listed("LEASEDJOB_EXCLUDE_NAMESPACES"),
             database_dir=Path(read("LEASEDJOB_DATABASE_DIR", str(base.database_dir))),
             sidecar_image=read("LEASEDJOB_SIDECAR_IMAGE", base.sidecar_image),
             sidecar_pull_policy=read("LEASEDJOB_SIDECAR_PULL_POLICY", base.sidecar_pull_policy),
