@@ -20,4 +20,4 @@ fi
 # A test here waits for real processes on a machine that may be busy with others: one that fails is tried twice more, which
 # the output counts as "rerun". What fails three times is broken.
 # shellcheck disable=SC2086  # PYTEST holds options
-"$BIN/pytest" -q tests/integration tests/controller --reruns 2 -n "$WORKERS" --dist worksteal -m "not soak" ${PYTEST:-}
+"$BIN/pytest" -q tests/integration tests/controller --reruns 2 -rR -n "$WORKERS" --dist worksteal -m "not soak" ${PYTEST:-}

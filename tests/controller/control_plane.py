@@ -369,6 +369,9 @@ class Bench:
 
         def found() -> Json | None:
             mine = [p for p in self.pods() if p["metadata"]["annotations"].get(protocol.ANNOTATION_JOB) == job]
+    def run_status(self, name: str) -> Json:
+        return self.run(name).get("status") or {}
+
             if attempt is not None:
                 mine = [p for p in mine if p["metadata"]["annotations"][protocol.ANNOTATION_ATTEMPT] == str(attempt)]
             return max(mine, key=lambda p: p["metadata"]["creationTimestamp"], default=None)

@@ -86,7 +86,48 @@ def test_killed_between_pod_and_status(bench: Bench) -> None:
     wait_until("the job shows it", lambda: bench.status("job").get("active"))
     wait_until("the run shows it", lambda: bench.run(run).get("status", {}).get("attempt") == 1)
     Kubelet(bench, pod).run()
-    wait_until("both show that it runs", lambda: bench.run(run)["status"]["phase"] == "Running")
+    wait_until("both show that it runs", lambda: bench.run_status(run).get("phase") == "Running")
+
+
+@pytest.mark.parametrize(
+    "ticks", [3, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(1500)])], ids=["3 ticks", "50 ticks"]
+)
+def test_killed_between_pod_and_status_at_every_tick(bench: Bench, ticks: int) -> None:
+    """What the watches say is three seconds late, the first two statuses are refused as conflicts, and then the process
+    dies, at each tick: one row and one Pod for each, in order, and the last one is shown in the end."""
+    latest = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=20)  # the next one: in 40 minutes
+    hourly = f"{latest.minute} * * * *"
+    bench.apply("job", schedule=hourly, missedRunPolicy="RunAll", successfulRunsHistoryLimit=ticks + 1)
+    first = bench.operator("before")
+    _known(bench, "job")
+    first.stop()
+    bench.sql("UPDATE leasedjob.job_code SET watermark = %s", latest - timedelta(hours=ticks))
+    with ApiProxy(bench.plane) as proxy:
+        proxy.watch_delay = 3.0
+        operator = bench.operator("victim", start=False, **_through(bench, proxy))
+        for n in range(ticks):
+            conflicts = proxy.rule(lambda r: r.writes_status(), answer=(409, "Conflict", "modified"), times=2)
+            stalled = proxy.rule(lambda r: r.writes_status(), hold=True)
+            operator.start()
+            row = wait_until(f"tick {n + 1}", lambda n=n: len(r := bench.rows("job")) > n and r[-1], 60)
+            pod = wait_until("its Pod", lambda row=row: _pods_of(bench, row), 60)[0]
+            conflicts.wait_seen(2, 60)
+            stalled.wait_seen(1, 60)
+            operator.kill()
+            stalled.release()
+            assert len(bench.rows("job")) == n + 1
+            kubelet = Kubelet(bench, pod)
+            kubelet.run()
+            kubelet.end(0)
+        operator.start()
+        bench.row_when("job", lambda r: r["status"] == "SUCCESS", "the last one", seconds=60)
+        wait_until("shown", lambda: bench.status("job").get("lastScheduleTime") == run_key_for(latest), 60)
+        wait_until("shown as done", lambda: bench.status("job").get("lastResult") == "Success", 60)
+        bench.close()
+    rows = bench.rows("job")
+    assert [r["tick"] for r in rows] == [latest - timedelta(hours=n) for n in reversed(range(ticks))]
+    assert {(r["status"], r["attempt"]) for r in rows} == {("SUCCESS", 1)}
+    assert "reconcile of" not in operator.log.read_text(), "no error that nobody expected"
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["before the lease's end", "after the lease's end"])

@@ -162,7 +162,7 @@ def test_read_only_and_back(bench: Bench) -> None:
     kubelet = Kubelet(bench, bench.pod_for("job", seconds=45))
     kubelet.run()
     kubelet.end(0)
-    wait_until("succeeded", lambda: bench.run(run)["status"]["phase"] == "Succeeded")
+    wait_until("succeeded", lambda: bench.run_status(run).get("phase") == "Succeeded")
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def test_the_claim_was_lost(bench: Bench) -> None:
     late.refuse()
     assert bench.deleting(second) is False
     _succeed(bench, "job", 2)
-    wait_until("the run shows it", lambda: bench.run(run)["status"]["phase"] == "Succeeded")
+    wait_until("the run shows it", lambda: bench.run_status(run).get("phase") == "Succeeded")
 
 
 def test_the_token_is_wrong(bench: Bench) -> None:
@@ -71,7 +71,7 @@ def test_the_token_is_wrong(bench: Bench) -> None:
     row = bench.row_when("job", lambda r: r["status"] == "FAIL", "released", seconds=60)
     assert "the claim token is not the one of attempt 1" in row["reason"]
     assert _nothing_counted(row)
-    wait_until("shown", lambda: "claim token" in bench.run(run)["status"].get("message", ""))
+    wait_until("shown", lambda: "claim token" in bench.run_status(run).get("message", ""))
     _succeed(bench, "job", 2)
 
 
@@ -94,7 +94,7 @@ def test_adopted_twice_by_a_copied_pod(bench: Bench) -> None:
     original.end(0)
     row = bench.row_when("job", lambda r: r["status"] != "RUNNING", "recorded")
     assert (row["status"], row["attempt"]) == ("SUCCESS", 1)
-    wait_until("shown", lambda: bench.run(run)["status"]["phase"] == "Succeeded")
+    wait_until("shown", lambda: bench.run_status(run).get("phase") == "Succeeded")
 
 
 def _first_pod_name(bench: Bench, job: str, tick: datetime) -> str:
@@ -167,7 +167,7 @@ def test_a_loser_holds_no_slot(bench: Bench) -> None:
     kubelet = Kubelet(bench, wait_until("a Pod of the next run", newest))
     kubelet.run()
     kubelet.end(0)
-    wait_until("the next run succeeds", lambda: bench.run(run)["status"]["phase"] == "Succeeded")
+    wait_until("the next run succeeds", lambda: bench.run_status(run).get("phase") == "Succeeded")
     assert bench.status("job").get("activeCount", 0) == 0
 
 

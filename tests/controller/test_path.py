@@ -19,7 +19,7 @@ def test_a_manual_run_from_object_to_success(bench: Bench) -> None:
     row = bench.row_when("hello", lambda r: r["status"] == "SUCCESS", "SUCCESS")
     assert row["attempt"] == 1
     assert row["pod_uid"] == pod["metadata"]["uid"]
-    wait_until("shown as succeeded", lambda: bench.run(run)["status"]["phase"] == "Succeeded")
+    wait_until("shown as succeeded", lambda: bench.run_status(run).get("phase") == "Succeeded")
     wait_until("job shows it", lambda: bench.status("hello").get("lastResult") == "Success")
     environment = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
     assert environment[protocol.ENV_IDEMPOTENCY_KEY] == row["lock_key"]
