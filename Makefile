@@ -68,7 +68,7 @@ verify: $(VENV) ## Check that the generated files are current
 	@$(BIN)/python -m leasedjob.api.crd --check
 
 unit: $(VENV) ## Tests that need nothing but Python
-	@$(BIN)/pytest -q $(wildcard tests/unit tests/properties tests/contract) -n 2 $(PYTEST)
+	@$(BIN)/pytest -q -rs $(wildcard tests/unit tests/properties tests/contract) -n 2 $(PYTEST)
 
 integration: $(VENV) ## Tests on a real PostgreSQL, and on a real API server without nodes
 	@BIN=$(BIN) WORKERS=$(WORKERS) PYTEST="$(PYTEST)" scripts/integration.sh
