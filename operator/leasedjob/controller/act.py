@@ -53,7 +53,7 @@ from leasedjob.lease.rows import (
 )
 from leasedjob.lease.store import OperatorStore
 from leasedjob.lease.tenants import tenant_of
-from leasedjob.protocol import ANNOTATION_CLAIM, ANNOTATION_LEASE
+from leasedjob.protocol import ANNOTATION_CLAIM, ANNOTATION_LEASE, LABEL_CLUSTER
 from leasedjob.schedule import TickRange
 
 log = logging.getLogger(__name__)
@@ -437,4 +437,9 @@ class Actor:
         if all(notes.get(a) == ours[a] for a in (ANNOTATION_LEASE, ANNOTATION_CLAIM)):
             self.cache.pod_seen(there)
             return ""
+        if (there["metadata"].get("labels") or {}).get(LABEL_CLUSTER) not in (None, meta["labels"][LABEL_CLUSTER]):
+            return (
+                f"PodNameTaken: another operator has created Pod {meta['name']} for this run: two releases serve this "
+                "namespace (watchNamespaces and excludeNamespaces say which one does)"
+            )
         return f"PodNameTaken: Pod {meta['name']} exists and belongs to something else"
