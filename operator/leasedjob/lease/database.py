@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import select
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -364,6 +366,42 @@ def connections(credentials: Credentials, *, application_name: str = "leasedjob"
             await opened.close()
 
     return connection
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float, source: Connections, what: str) -> AsyncIterator[psycopg.AsyncConnection[DictRow]]:
+    """A connection of `source` for one statement, which gets so many seconds, connecting included.
+
+    A statement whose time is over ends at once, by its connection's end. Cancelling it would not: psycopg then asks the
+    server to cancel it, and waits for the answer, five seconds each, although nobody may be there to answer.
+
+    Raises:
+        DatabaseUnavailableError: no answer came in time. `what`: the statement, for its message.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    silence = DatabaseUnavailableError(f"the database did not answer {what} within {seconds:g} s", FaultKind.TRANSIENT)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout_at(end):
+                connection = await stack.enter_async_context(source())
+        except TimeoutError as error:
+            raise silence from error
+        timer = loop.call_at(end, _shut, connection)
+        try:
+            yield connection
+        except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
+            if loop.time() >= end:
+                raise silence from error
+            raise
+        finally:
+            timer.cancel()
+
+
+def _shut(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Ends the conversation for whoever waits for its next word."""
+    with contextlib.suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 class Pool:

@@ -38,7 +38,15 @@ from leasedjob.lease.core import (
     RunExclusiveResult,
     Talk,
 )
-from leasedjob.lease.database import Connections, Credentials, FaultKind, connect_sync, connections, translated
+from leasedjob.lease.database import (
+    Connections,
+    Credentials,
+    FaultKind,
+    connect_sync,
+    connections,
+    translated,
+    within,
+)
 from leasedjob.lease.lost import Clock, LostSignal, Trust, boottime
 from leasedjob.lease.options import LEFT_OUT, JobAcquireOptions, resolve
 from leasedjob.lease.rows import Outcome
@@ -256,18 +264,14 @@ class JobSchedulerService(_Operations):
         await asyncio.sleep(seconds)
 
     async def _ask(self, ask: Ask) -> list[DictRow]:
-        within = self._timeout if ask.within is None else min(self._timeout, ask.within)
+        seconds = self._timeout if ask.within is None else min(self._timeout, ask.within)
         with translated():
-            try:
-                async with (
-                    asyncio.timeout(within),
-                    self._connection() as connection,
-                    connection.cursor(row_factory=dict_row) as cursor,
-                ):
-                    await cursor.execute(statement(ask.name), ask.parameters)
-                    return await cursor.fetchall()
-            except TimeoutError as error:
-                raise _silence(ask, within) from error
+            async with (
+                within(seconds, self._connection, ask.name) as connection,
+                connection.cursor(row_factory=dict_row) as cursor,
+            ):
+                await cursor.execute(statement(ask.name), ask.parameters)
+                return await cursor.fetchall()
 
 
 async def _call(work: Callable[[JobExecutionLease], Awaitable[T]], lease: JobExecutionLease) -> T:

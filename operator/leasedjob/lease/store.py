@@ -10,7 +10,6 @@ answer (`leasedjob.lease.database.classify`).
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,10 +18,9 @@ from uuid import UUID
 
 from psycopg.rows import DictRow, dict_row
 
-from leasedjob.errors import DatabaseUnavailableError
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease import jsonsafe
-from leasedjob.lease.database import Connections, FaultKind, translated
+from leasedjob.lease.database import Connections, translated, within
 from leasedjob.lease.rows import (
     DEFAULT_BACKOFF,
     Adoption,
@@ -62,18 +60,12 @@ class OperatorStore:
 
     async def _rows(self, name: str, **parameters: Any) -> list[DictRow]:
         with translated():
-            try:
-                async with (
-                    asyncio.timeout(self._timeout),
-                    self._connection() as connection,
-                    connection.cursor(row_factory=dict_row) as cursor,
-                ):
-                    await cursor.execute(statement(name), parameters)
-                    return await cursor.fetchall()
-            except TimeoutError as error:
-                raise DatabaseUnavailableError(
-                    f"the database did not answer {name} within {self._timeout:g} s", FaultKind.TRANSIENT
-                ) from error
+            async with (
+                within(self._timeout, self._connection, name) as connection,
+                connection.cursor(row_factory=dict_row) as cursor,
+            ):
+                await cursor.execute(statement(name), parameters)
+                return await cursor.fetchall()
 
     async def _value(self, name: str, **parameters: Any) -> Any:
         (row,) = await self._rows(name, **parameters)
