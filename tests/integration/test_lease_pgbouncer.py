@@ -1,27 +1,16 @@
-"""The stores and the service behind PgBouncer in transaction mode: nothing depends on a session.
-
-Needs PgBouncer, which is no Python package: LEASEDJOB_TEST_PGBOUNCER, or `pgbouncer` on the path.
-"""
+"""The stores and the service behind PgBouncer in transaction mode: nothing depends on a session."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from tests.pooler import PGBOUNCER, pooled
 
-from leasedjob.errors import DatabaseUnavailableError
 from leasedjob.lease import JobAcquireOptions, JobExecutionLease, JobSchedulerService
 from leasedjob.lease.database import Credentials, connect_async, connect_sync, operator_pool
 from leasedjob.lease.migrate import migrate
@@ -31,7 +20,6 @@ from leasedjob.lease.tenants import Slot, ensure_tenant, role_name, tenant_of
 
 from .conftest import CLUSTER, NAMESPACE, OWNER, OWNER_PASSWORD, Database, claimed, registered
 
-PGBOUNCER = os.environ.get("LEASEDJOB_TEST_PGBOUNCER") or shutil.which("pgbouncer")
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(PGBOUNCER is None, reason="PgBouncer is not installed"),
@@ -42,58 +30,14 @@ TENANT_PASSWORD = "tenant"
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that an unprivileged PgBouncer can read; it refuses to run as root."""
-    with tempfile.TemporaryDirectory(prefix="leasedjob-pgbouncer-") as name:
-        path = Path(name)
-        path.chmod(0o777)
-        yield path
-
-
-@pytest.fixture
-async def through(database: Database, folder: Path) -> AsyncIterator[Credentials]:
+async def through(database: Database) -> AsyncIterator[Credentials]:
     """Credentials of the owner through a running pooler; the tenant of CLUSTER and NAMESPACE can log in, too."""
-    assert PGBOUNCER is not None
     direct = await connect_async(database.credentials)
     tenant = await ensure_tenant(direct, CLUSTER, NAMESPACE, password=TENANT_PASSWORD)
     await direct.close()
-    (folder / "users").write_text(f'"{OWNER}" "{OWNER_PASSWORD}"\n"{tenant.role}" "{TENANT_PASSWORD}"\n')
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {
-        "listen_addr": "127.0.0.1",
-        "listen_port": port,
-        "auth_type": "scram-sha-256",
-        "auth_file": folder / "users",
-        "pool_mode": "transaction",
-        "default_pool_size": POOL_SIZE,
-        "unix_socket_dir": "",
-        "logfile": folder / "log",
-    }
-    (folder / "ini").write_text(
-        f"[databases]\n{database.name} = host={database.server.address} port={database.server.port} "
-        f"dbname={database.name}\n[pgbouncer]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items())
-    )
-    unprivileged: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    process = await asyncio.to_thread(
-        subprocess.Popen, [PGBOUNCER, "-q", str(folder / "ini")], stderr=subprocess.DEVNULL, **unprivileged
-    )
-    credentials = Credentials.from_conninfo(database.dsn, port=str(port))
-    try:
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                await (await connect_async(credentials)).close()
-                break
-            except DatabaseUnavailableError:
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)  # it tells nobody when it listens
-        yield credentials
-    finally:
-        process.terminate()
-        process.wait(timeout=10)
+    users = {OWNER: OWNER_PASSWORD, tenant.role: TENANT_PASSWORD}
+    with pooled(database.server, database.name, users, size=POOL_SIZE) as port:
+        yield Credentials.from_conninfo(database.dsn, port=str(port))
 
 
 async def test_the_path_of_many_runs_over_two_server_connections(
