@@ -179,25 +179,29 @@ TABLES: Final = (
     ),
 )
 
-FUNCTIONS: Final = tuple(
-    refused(title, f"SELECT leasedjob.{call}")
-    for title, call in (
-        ("claim another's code", "claim_runs('east', '[]')"),
-        ("acquire as the library does", "acquire('v2:x', 'SCHEDULE', 'bank/job', 'x', '', 1, gen_random_uuid(), '')"),
-        ("register a job", "register_jobs('east', '[]')"),
-        ("forget another's job", "unregister_jobs('east', '{bank/job}')"),
-        ("forget another's object", "unregister_objects('east', '{bank/job}', '{x}')"),
-        ("record ticks as decided", "record_ticks('east', 'bank/job', now(), '[]')"),
-        ("renew claims", "renew_claims('east', '{}')"),
-        ("give a claim back", "release_claim('BANK_CLAIM', 'BANK_CLAIM_TOKEN', '', 0)"),
-        ("end an attempt", "end_attempt('BANK_ID', 1, 'bank-1', 'complete', false, NULL, '', NULL)"),
-        ("end an attempt, the inner way", "close_attempt('BANK_ID', 'complete', false, NULL, '', NULL)"),
-        ("stop a run", "request_stop('{BANK_ID}', '')"),
-        ("stop a run, the inner way", "stop_runs('{BANK_ID}', '')"),
-        ("write into the ledger", "write_ledger('east', 'bank/job', now(), '[]')"),
-        ("ask who may", "may_touch('east/bank')"),
-    )
-)
+FUNCTIONS: Final = (
+    *(
+        refused(title, f"SELECT leasedjob.{call}")
+        for title, call in (
+            ("claim another's code", "claim_runs('east', '[]')"),
+            ("acquire", "acquire('v2:x', 'SCHEDULE', 'bank/job', 'x', '', 1, gen_random_uuid(), '')"),
+            ("register a job", "register_jobs('east', '[]')"),
+            ("forget another's job", "unregister_jobs('east', '{bank/job}')"),
+            ("forget another's object", "unregister_objects('east', '{bank/job}', '{x}')"),
+            ("record ticks as decided", "record_ticks('east', 'bank/job', now(), '[]')"),
+            ("renew claims", "renew_claims('east', '{}')"),
+            ("give a claim back", "release_claim('BANK_CLAIM', 'BANK_CLAIM_TOKEN', '', 0)"),
+            ("end an attempt", "end_attempt('BANK_ID', 1, 'bank-1', 'complete', false, NULL, '', NULL)"),
+            ("end an attempt, the inner way", "close_attempt('BANK_ID', 'complete', false, NULL, '', NULL)"),
+            ("stop a run", "request_stop('{BANK_ID}', '')"),
+            ("stop a run, the inner way", "stop_runs('{BANK_ID}', '')"),
+            ("write into the ledger", "write_ledger('east', 'bank/job', now(), '[]')"),
+            ("ask who may", "may_touch('east/bank')"),
+        )
+    ),
+    tested("call or read anything else of the schema", Answer.REFUSED, "test_whatever_else_a_migration_adds_is_refused",
+           "also what a later version adds"),
+)  # fmt: skip
 
 OBJECTS: Final = (
     refused("make a table in the schema", "CREATE TABLE leasedjob.mine (x int)"),
