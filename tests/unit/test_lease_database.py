@@ -112,6 +112,7 @@ CONNECTING = {
     'server certificate for "db" does not match host name "other"': (FaultKind.TLS, "host name"),
     'root certificate file "/nowhere" does not exist': (FaultKind.TLS, "CA file"),
     "FATAL:  the database system is starting up": (FaultKind.TRANSIENT, "starting"),
+    "FATAL:  server login has been failing, try again later (server_login_retry)": (FaultKind.TRANSIENT, "pooler"),
     "FATAL:  the database system is in recovery mode": (FaultKind.TRANSIENT, "failing over"),
     "FATAL:  sorry, too many clients already": (FaultKind.TRANSIENT, "max_connections"),
     'FATAL:  too many connections for role "x"': (FaultKind.TRANSIENT, "connection limit"),

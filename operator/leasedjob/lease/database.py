@@ -186,6 +186,11 @@ _CONNECTING: Final[tuple[tuple[str, FaultKind, str], ...]] = (
         "the database is starting, stopping or failing over",
     ),
     (
+        r"server_login_retry|pgbouncer cannot connect|server conn crashed|query_wait_timeout",
+        FaultKind.TRANSIENT,
+        "the pooler answers, but the database behind it doesn't",
+    ),
+    (
         r"too many (?:clients|connections)|remaining connection slots",
         FaultKind.TRANSIENT,
         "the database has no free connection: its max_connections or the role's connection limit is reached",
