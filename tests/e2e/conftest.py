@@ -23,6 +23,7 @@ from tests.cluster.layout import REPOSITORY, Cache
 from tests.cluster.progress import ClusterError, Progress
 from tests.cluster.source import Cluster
 from tests.e2e.kube import Helm, Kubectl
+from tests.e2e.private import PREFIX
 
 CLUSTER = os.environ.get("LEASEDJOB_TEST_CLUSTER", "test")
 RELEASE = "leasedjob"
@@ -135,7 +136,8 @@ def install(kubectl: Kubectl, helm: Helm, postgres: Database, values: list[str])
     chart = str(REPOSITORY / "charts" / "leasedjob")
     place = ["-n", RELEASE_NAMESPACE, "--wait", "--timeout=120s"]
     try:
-        helm("install", RELEASE, chart, *place, "--set", f"database.existingSecret={DATABASE_SECRET}", *values)
+        mine = f"database.existingSecret={DATABASE_SECRET},excludeNamespaces={{{PREFIX}*}}"
+        helm("install", RELEASE, chart, *place, "--set", mine, *values)
     except AssertionError as error:
         system = kubectl.within(RELEASE_NAMESPACE)
         seen = [system.run(*words.split()).stdout for words in ("get pods -o wide", "get events", "describe pods")]
