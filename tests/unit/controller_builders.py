@@ -398,6 +398,7 @@ def view(
         pods=tuple(facts_of(p) for p in pods),
         manual=tuple(manual),
         fresh=fresh,
+        uid=JOB_UID,
     )
 
 

@@ -17,6 +17,7 @@ from leasedjob.controller.decide import (
     LAUNCH_GRACE,
     LAUNCH_RETRY_SECONDS,
     NOT_HELD,
+    PREDECESSOR_GRACE,
     Action,
     Claim,
     DeletePod,
@@ -551,6 +552,28 @@ class TestEnds:
         row = b.run(pod_uid="gone", expires=900)
         assert nothing(b.view(row, now=40)) == b.at(900) + EXPIRY_MARGIN
         assert isinstance(only(b.view(row, now=900)), Claim)
+
+    def test_what_an_object_of_the_same_name_has_left_is_not_repeated(self) -> None:
+        """Crash window: the LeasedJob was deleted, its attempt's end was never seen, and it was created anew."""
+        row = b.run(pod_uid="gone", expires=900, job_uid="the one before")
+        over = b.at(900) + PREDECESSOR_GRACE
+        assert nothing(b.view(row, now=900)) == over
+        assert only(b.view(row, now=900 + PREDECESSOR_GRACE.total_seconds())) == Stop(row, "JobDeleted")
+        stopped = replace(row, stop_requested_at=over)
+        assert isinstance(only(b.view(stopped, now=920)), Claim), "which the database answers by ending it"
+
+    @pytest.mark.parametrize(
+        "more",
+        [{"cluster": b.OTHER_CLUSTER}, {"job_uid": ""}, {"kind": JobSchedulerType.INITIAL, "tick": None}],
+        ids=str,
+    )
+    def test_but_what_another_cluster_held_or_what_happens_once_ever_is(self, more: dict[str, Any]) -> None:
+        row = b.run(pod_uid="gone", expires=900, **{"job_uid": "the one before", **more})
+        assert isinstance(only(b.view(row, now=1000)), Claim)
+
+    def test_and_an_end_that_is_seen_is_recorded(self) -> None:
+        body = b.pod()
+        assert isinstance(only(b.view(b.adopted(body, job_uid="the one before"), pods=[body], now=2000)), End)
 
     def test_a_replaced_run_s_pod_is_told_at_once(self) -> None:
         body = b.running_pod()

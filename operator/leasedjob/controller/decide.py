@@ -27,12 +27,20 @@ from leasedjob.controller.outcome import (
     waiting_reason,
 )
 from leasedjob.identity import JobSchedulerType, pod_name, run_key_for
-from leasedjob.lease.rows import INTERRUPTION_LIMIT, REASON_CANCELLED, JobSchedulerStatus, OverlapRule, Run
+from leasedjob.lease.rows import (
+    INTERRUPTION_LIMIT,
+    REASON_CANCELLED,
+    REASON_JOB_DELETED,
+    JobSchedulerStatus,
+    OverlapRule,
+    Run,
+)
 from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
 
 LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
 ON_TIME: Final = timedelta(seconds=60)  # a tick that is started later than this was missed
 NOT_HELD: Final = "LeaseNotHeld"
+PREDECESSOR_GRACE: Final = timedelta(seconds=10)  # for other clusters to claim what a deleted object has left
 EXPIRY_MARGIN: Final = timedelta(milliseconds=20)
 LAUNCH_RETRY_SECONDS: Final = (
     5,
@@ -196,7 +204,7 @@ def _running(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[A
         return
     if run.cluster != job.cluster:
         if expired:
-            yield from _reclaim(job, run)
+            yield from _reclaim(job, run, wake)
         else:
             wake.by(run.expires_at + EXPIRY_MARGIN)
         return
@@ -212,7 +220,7 @@ def _claimed(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
     pod = _pod_of_attempt(job, run)
     deadline = run.started_at + timedelta(seconds=job.policy.pending_deadline)
     if expired:
-        yield from _reclaim(job, run)
+        yield from _reclaim(job, run, wake)
         return
     wake.by(run.expires_at + EXPIRY_MARGIN)
     if pod is None:
@@ -259,7 +267,7 @@ def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
                 else:
                     wake.by(deadline)
     if expired:
-        yield from _reclaim(job, run)
+        yield from _reclaim(job, run, wake)
     else:
         wake.by(run.expires_at + EXPIRY_MARGIN)
 
@@ -281,7 +289,7 @@ def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Act
     elif _launch_given_up(job, run):
         yield Stop(run, f"PendingDeadlineExceeded: {run.reason}")
     elif run.retry_at <= job.now:
-        yield from _reclaim(job, run)
+        yield from _reclaim(job, run, wake)
     else:
         wake.because(f"{which(run)}: the next attempt is at {run.retry_at:%H:%M:%S} UTC: {run.reason}")
         wake.by(run.retry_at)
@@ -293,10 +301,30 @@ def _launch_given_up(job: JobView, run: Run) -> bool:
     return refused and job.now >= run.created_at + timedelta(seconds=job.policy.pending_deadline)
 
 
-def _reclaim(job: JobView, run: Run) -> Iterator[Action]:
-    if job.watermark is not None:
+def _reclaim(job: JobView, run: Run, wake: _Wake) -> Iterator[Action]:
+    if job.watermark is None:
+        return
+    if _of_a_predecessor(job, run) and run.stop_requested_at is None:
+        # Its ticks ended with that object, as its retries did. A cluster that still has its own object goes first.
+        if job.now >= run.expires_at + PREDECESSOR_GRACE:
+            yield Stop(run, REASON_JOB_DELETED)
+        else:
+            wake.by(run.expires_at + PREDECESSOR_GRACE)
+    else:
         identity = run.identity
         yield Claim(identity.type, identity.run_key, run.tick, OverlapRule.ALLOW, manual=run.manual, previous=run)
+
+
+def _of_a_predecessor(job: JobView, run: Run) -> bool:
+    """Crash window: a LeasedJob was deleted while its Pod ran, the attempt's end was never seen, and an object of the
+    same name was created since. What has to happen once ever (Initial) doesn't end with the object."""
+    held_here = run.status is JobSchedulerStatus.RUNNING and run.cluster == job.cluster
+    return (
+        held_here
+        and job.uid != ""
+        and run.job_uid not in ("", job.uid)
+        and run.identity.type is JobSchedulerType.SCHEDULE
+    )
 
 
 def launch_retry_ms(job: JobView, attempt: int, first_claimed: datetime, setbacks: int = 0) -> int | None:

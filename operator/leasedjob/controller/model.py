@@ -83,6 +83,7 @@ class JobView:
     pods: tuple[PodFacts, ...] = ()
     manual: tuple[ManualRun, ...] = ()
     fresh: bool = True  # Pods were listed and the watch is alive: a Pod that isn't here doesn't exist
+    uid: str = ""  # of the object
 
     def run_with_key(self, lock_key: str) -> Run | None:
         return next((r for r in self.rows.values() if r.lock_key == lock_key), None)
