@@ -156,6 +156,22 @@ def test_a_deleted_secret_comes_back_and_disturbs_no_running_pod(bench: Bench) -
     assert kubelet.heartbeat()
 
 
+def test_an_old_secret_from_a_backup_is_replaced(bench: Bench) -> None:
+    """Its slot was disabled long ago; whoever restores it must not bring its password back."""
+    bench.operator("op-1", **QUICK)
+    kubelet = _running(bench, "job")
+    old = _secret(bench)
+    _grow_old(bench)
+    _settled(bench, Slot.B)
+    bench.core.patch_namespaced_secret(SECRET, bench.namespace, {"stringData": old})
+    _second_attempt(bench, "next").run()
+    assert kubelet.heartbeat()
+    new = _secret(bench)
+    assert new["user"] == old["user"]
+    assert new["password"] != old["password"]
+    _settled(bench, Slot.A)
+
+
 def test_the_database_has_moved(bench: Bench) -> None:
     """The operator's own Secret names another address, and the namespaces' Secrets follow without a restart."""
     bench.operator()
