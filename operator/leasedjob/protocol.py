@@ -62,6 +62,8 @@ ENV_IDEMPOTENCY_KEY: Final = "LEASEDJOB_IDEMPOTENCY_KEY"
 ENV_ATTEMPT: Final = "LEASEDJOB_ATTEMPT"
 ENV_FENCING_TOKEN: Final = "LEASEDJOB_FENCING_TOKEN"
 ENV_SIDECAR_URL: Final = "LEASEDJOB_SIDECAR_URL"
+ENV_CONTAINERS: Final = "LEASEDJOB_CONTAINERS"  # of the workload here: the success of one of several isn't the run's
+ENV_ACTIVE_DEADLINE: Final = "LEASEDJOB_ACTIVE_DEADLINE_SECONDS"  # of the attempt; "" where there is none
 
 # --- exit codes ------------------------------------------------------------------------------------------------------
 EXIT_NOT_MINE: Final = 75  # adopt, gate: the lease is not ours (EX_TEMPFAIL); nothing ran

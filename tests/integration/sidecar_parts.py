@@ -22,10 +22,10 @@ from typing import Any
 from psycopg import AsyncConnection, conninfo
 
 from leasedjob import protocol
+from leasedjob.http1 import HttpError, ask
 from leasedjob.lease.store import OperatorStore
 from leasedjob.lease.tenants import ensure_tenant
 from leasedjob.lease.trust import Timing
-from leasedjob.sidecar.client import HttpError, ask
 
 from .conftest import CLUSTER, NAMESPACE, Database, claimed, registered
 

@@ -52,6 +52,8 @@ async def test_the_path_of_a_run(pods: Pods, minute: datetime) -> None:
     assert pod.run("drain") == 0
     view = pod.view()
     assert (view["draining"], view["leased"], view["fencingToken"]) == (True, True, pod.row()["fencing_token"])
+    assert (view["graceSeconds"], view["preStopSeconds"]) == (SHORT.grace, SHORT.pre_stop)
+    assert view["sinceAdoptionSeconds"] > 0
     pod.await_beats(1)
     began = time.monotonic()
     testimony = pod.end()
@@ -377,7 +379,10 @@ async def test_a_reported_success_is_recorded_at_once(pods: Pods, minute: dateti
     row = pod.row()
     assert (row["status"], row["outcome"], row["data"]) == ("SUCCESS", "complete", {"rows": 42})
     assert pod.post({"outcome": "complete"})[0] == 200
-    assert pod.post({"outcome": "fail"})[0] == 409
+    assert pod.post({"outcome": "fail"}) == (
+        409,
+        {"recorded": False, "outcome": "fail", "error": "complete is recorded already", "lost": False},
+    )
     assert pod.row() == row
     assert pod.probe() == 200, "the workload may end in peace"
     testimony = pod.end()
@@ -531,7 +536,7 @@ async def test_whoever_waits_for_the_drain_notice_is_told_at_once(pods: Pods, mi
     heard: list[tuple[dict[str, Any], float]] = []
 
     def listen() -> None:
-        from leasedjob.sidecar.client import ask
+        from leasedjob.http1 import ask
 
         _, body = ask("127.0.0.1", pod.report_port, "GET", "/v1/drain?wait=20", seconds=25)
         heard.append((json.loads(body), time.monotonic()))

@@ -113,7 +113,7 @@ RICH: b.Json = {
         ],
     },
 }
-OUR_ENV = {e["name"] for e in pods.identity_env(ATTEMPT)}
+OUR_ENV = {e["name"] for e in pods.identity_env(ATTEMPT, containers=1, deadline=None)}
 
 
 def without_ours(pod: b.Json, original: b.Json) -> b.Json:
@@ -272,12 +272,14 @@ class TestEnvironment:
         "LEASEDJOB_ATTEMPT": "2",
         "LEASEDJOB_FENCING_TOKEN": "77",
         "LEASEDJOB_SIDECAR_URL": "http://127.0.0.1:17891",
+        "LEASEDJOB_CONTAINERS": "1",
+        "LEASEDJOB_ACTIVE_DEADLINE_SECONDS": "",
     }
 
-    @pytest.mark.parametrize("name", ["main", "second", "fetch", "proxy"])
-    def test_each_of_the_user_s_containers_learns_of_its_run(self, name: str) -> None:
+    @pytest.mark.parametrize(("name", "containers"), [("main", "2"), ("second", "2"), ("fetch", "0"), ("proxy", "0")])
+    def test_each_of_the_user_s_containers_learns_of_its_run(self, name: str, containers: str) -> None:
         found = env(by_name(build(RICH), name))
-        assert {k: found[k] for k in self.EXPECTED} == self.EXPECTED
+        assert {k: found[k] for k in self.EXPECTED} == {**self.EXPECTED, "LEASEDJOB_CONTAINERS": containers}
         assert all(isinstance(v, str) for v in found.values() if v is not None), "the API takes strings only"
 
     def test_ours_stand_first_so_that_others_may_refer_to_them(self) -> None:
@@ -399,6 +401,8 @@ class TestStopping:
         original = template(**({} if theirs is None else {"activeDeadlineSeconds": theirs}))
         pod = build(original, active_deadline_seconds=ours)
         assert pod["spec"].get("activeDeadlineSeconds") == expected
+        told = env(by_name(pod, "main"))["LEASEDJOB_ACTIVE_DEADLINE_SECONDS"]
+        assert told == ("" if expected is None else str(expected))
 
 
 # --- names, labels, secrets ------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from leasedjob.http1 import HttpError, ask
 from leasedjob.sidecar import server as module
-from leasedjob.sidecar.client import HttpError, ask
 from leasedjob.sidecar.server import Exchange, Request, Server
 
 

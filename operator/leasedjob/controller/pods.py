@@ -102,9 +102,13 @@ def build_pod(
     spec: Json = copy.deepcopy(dict(template.get("spec") or {}))
     containers: list[Json] = spec["containers"]
     own_probes = {c["name"]: _resolved(c) for c in containers if c.get("livenessProbe")}
+    deadlines = [d for d in (active_deadline_seconds, spec.get("activeDeadlineSeconds")) if d is not None]
+    deadline = min(deadlines, default=None)
     for c in containers:
-        _dress_workload(c, attempt, timing)
-    user_init = [_with_identity(c, attempt) for c in spec.get("initContainers") or []]
+        _dress_workload(c, attempt, timing, identity_env(attempt, containers=len(containers), deadline=deadline))
+    # The end of an init container is never the run's, so it is told of no workload containers.
+    init_identity = identity_env(attempt, containers=0, deadline=deadline)
+    user_init = [_with_identity(c, init_identity) for c in spec.get("initContainers") or []]
     pod_security = spec.get("securityContext") or {}
     spec |= {
         "restartPolicy": "Never",
@@ -121,9 +125,8 @@ def build_pod(
             {"name": protocol.VOLUME_DATABASE, "secret": {"secretName": sidecar.secret, "defaultMode": 0o444}},
         ],
     }
-    deadlines = [d for d in (active_deadline_seconds, spec.get("activeDeadlineSeconds")) if d is not None]
-    if deadlines:
-        spec["activeDeadlineSeconds"] = min(deadlines)
+    if deadline is not None:
+        spec["activeDeadlineSeconds"] = deadline
     wanted = [*(spec.get("imagePullSecrets") or []), *({"name": n} for n in sidecar.pull_secrets)]
     if wanted:
         spec["imagePullSecrets"] = list({s.get("name"): s for s in wanted}.values())
@@ -166,7 +169,7 @@ def build_pod(
     }
 
 
-def identity_env(attempt: Attempt) -> list[Json]:
+def identity_env(attempt: Attempt, *, containers: int, deadline: int | None) -> list[Json]:
     """What the workload learns of its run."""
     values = {
         protocol.ENV_TYPE: attempt.run_type,
@@ -177,20 +180,21 @@ def identity_env(attempt: Attempt) -> list[Json]:
         protocol.ENV_ATTEMPT: str(attempt.number),
         protocol.ENV_FENCING_TOKEN: str(attempt.fencing_token),
         protocol.ENV_SIDECAR_URL: f"http://127.0.0.1:{protocol.REPORT_PORT}",
+        protocol.ENV_CONTAINERS: str(containers),
+        protocol.ENV_ACTIVE_DEADLINE: "" if deadline is None else str(deadline),
     }
     return [{"name": k, "value": v} for k, v in values.items()]
 
 
-def _with_identity(container: Json, attempt: Attempt) -> Json:
+def _with_identity(container: Json, identity: list[Json]) -> Json:
     """Ours stand first, so that the template's own variables may refer to them, and can't be replaced."""
-    ours = identity_env(attempt)
-    names = {e["name"] for e in ours}
-    container["env"] = ours + [e for e in container.get("env") or [] if e.get("name") not in names]
+    names = {e["name"] for e in identity}
+    container["env"] = identity + [e for e in container.get("env") or [] if e.get("name") not in names]
     return container
 
 
-def _dress_workload(container: Json, attempt: Attempt, timing: Timing) -> None:
-    _with_identity(container, attempt)
+def _dress_workload(container: Json, attempt: Attempt, timing: Timing, identity: list[Json]) -> None:
+    _with_identity(container, identity)
     probe = timing.probe
     container["livenessProbe"] = {
         "httpGet": {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from leasedjob.sidecar.client import HttpError, ask
+from leasedjob.http1 import HttpError, ask
 from leasedjob.sidecar.settings import Settings
 
 SECONDS: Final = 2.0

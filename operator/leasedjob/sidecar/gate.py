@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any, Final
 
+from leasedjob.http1 import HttpError, ask
 from leasedjob.protocol import EXIT_NOT_MINE
-from leasedjob.sidecar.client import HttpError, ask
 from leasedjob.sidecar.settings import Settings
 
 PAUSE_SECONDS: Final = 0.05

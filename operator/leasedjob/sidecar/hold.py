@@ -119,6 +119,7 @@ class Hold:
         self._revision = 0
         self._visible: tuple[object, ...] = ()
         self._link: Link | None = None
+        self._adopted_at: float | None = None  # None also if the handoff was written before a reboot
         self._own_probes: dict[str, OwnProbe] = {}
         self._probe_loops: dict[str, ProbeLoop] = {}
         self._waiting: list[Waiting] = []
@@ -291,6 +292,7 @@ class Hold:
             keep=lease.timing.heartbeat <= KEEP_BELOW_SECONDS,
             done=self._deliver,
         )
+        self._adopted_at = handoff.sent if same_boot else None
         if self._probes_text:
             self._parse_probes()
         self._feed(
@@ -416,7 +418,12 @@ class Hold:
             if status is None:
                 return None
             code, why = status
-            return code, {"recorded": code == 200, "outcome": outcome, **({"error": why} if why else {})}
+            body: dict[str, Any] = {"recorded": code == 200, "outcome": outcome}
+            if why:
+                body["error"] = why
+            if code == 409:  # for the SDK: another outcome came first, or nothing can be recorded any more
+                body["lost"] = self._state.lost
+            return code, body
 
         def late() -> tuple[int, dict[str, Any]]:
             why = self._state.counts.last_problem or "the database has not answered yet"
@@ -451,6 +458,9 @@ class Hold:
             "lost": state.lost,
             "trustLeftSeconds": round(max(0.0, state.trusted_until - at), 3) if state.leased(at) else 0.0,
             "draining": state.draining,
+            "graceSeconds": lease.timing.grace if lease else None,
+            "preStopSeconds": lease.timing.pre_stop if lease else None,
+            "sinceAdoptionSeconds": None if self._adopted_at is None else round(at - self._adopted_at, 3),
             "reason": state.why(at),
             "outcome": report.outcome if report else None,
             "recorded": bool(report and report.recorded),

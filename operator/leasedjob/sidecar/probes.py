@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from leasedjob.sidecar.client import HttpError, ask
+from leasedjob.http1 import HttpError, ask
 
 USER_AGENT: Final = "leasedjob-probe"
 

@@ -1,4 +1,4 @@
-"""One HTTP request with one deadline for all of it: for gate, drain and the workload's own probes."""
+"""One HTTP request with one deadline for all of it: for a Pod's containers among themselves, and for its probes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def ask(
     *,
     seconds: float,
     headers: Iterable[tuple[str, str]] = (),
+    body: bytes = b"",
     tls: bool = False,
 ) -> tuple[int, bytes]:
     """Status and body (at most 64 KiB of the answer) of one request.
 
     Args:
         seconds: for everything together; a server that sends a byte now and then doesn't prolong it.
+        body: of a POST.
         tls: without verification, as the kubelet does it for probes.
 
     Raises:
@@ -40,13 +42,13 @@ def ask(
         given.insert(0, ("Host", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
     lines = [f"{method} {target} HTTP/1.1", *(f"{n}: {v}" for n, v in given), "Connection: close", "", ""]
     if method == "POST":
-        lines.insert(-2, "Content-Length: 0")
+        lines.insert(-2, f"Content-Length: {len(body)}")
     connection = socket.create_connection((host, port), timeout=_left(until))
     received = bytearray()
     try:
         if tls:
             connection = _tls(connection, host)
-        connection.sendall("\r\n".join(lines).encode("latin-1", "replace"))
+        connection.sendall("\r\n".join(lines).encode("latin-1", "replace") + body)
         wanted = ANSWER_LIMIT
         while len(received) < wanted:
             connection.settimeout(_left(until))
