@@ -33,6 +33,7 @@ from leasedjob.controller.decide import (
 from leasedjob.controller.events import EventReason, Recorder
 from leasedjob.controller.facts import PodFacts, pod_facts
 from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.manual import RequestReason, note_of
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import JobView
 from leasedjob.controller.outcome import Result, cut, joined
@@ -43,7 +44,9 @@ from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.rows import (
     REASON_CANCELLED,
+    REASON_OVERLAP,
     REASON_REPLACED,
+    REASON_STARTING_DEADLINE,
     ClaimRequest,
     ClaimResult,
     ClaimVerdict,
@@ -265,27 +268,27 @@ class Actor:
                 return progress
             case ClaimVerdict.HELD | ClaimVerdict.COMPLETED | ClaimVerdict.EXHAUSTED | ClaimVerdict.BACKOFF:
                 if result.verdict is ClaimVerdict.COMPLETED:
-                    note = "AlreadySucceeded: this run is recorded as SUCCESS"
+                    note = note_of(RequestReason.ALREADY_SUCCEEDED)
                 elif result.verdict is ClaimVerdict.EXHAUSTED:
-                    note = "AlreadyFailed: this run has used up its attempts"
+                    note = note_of(RequestReason.ALREADY_FAILED)
             case ClaimVerdict.FUTURE:
-                note = "TickInTheFuture: this tick has not come yet"
+                note = note_of(RequestReason.TICK_IN_THE_FUTURE)
                 if not action.manual and action.tick is not None:
                     wait = (action.tick - result.db_now).total_seconds()
                     return Progress(again_in=max(0.001, wait))
             case ClaimVerdict.PAST:
                 pass
             case ClaimVerdict.MISSED:
-                self.metrics.ticks_missed.labels("StartingDeadline").inc()
+                self.metrics.ticks_missed.labels(REASON_STARTING_DEADLINE).inc()
                 text = f"{identity.run_key}: the starting deadline had passed"
                 await self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
             case ClaimVerdict.OVERLAP_SKIPPED:
-                self.metrics.ticks_skipped.labels("Overlap").inc()
+                self.metrics.ticks_skipped.labels(REASON_OVERLAP).inc()
                 text = f"{identity.run_key}: a run is still active"
                 await self.events.record(entry.body, EventReason.TICK_SKIPPED, text, once="tick")
             case ClaimVerdict.OVERLAP_WAIT:
                 if action.manual:
-                    entry.notes[identity.lock_key] = "Overlap: another run of this job is active"
+                    entry.notes[identity.lock_key] = note_of(RequestReason.OVERLAP)
                 return Progress(again_in=2.0)
             case ClaimVerdict.BUSY:
                 return Progress(again_in=0.1)

@@ -241,6 +241,7 @@ class Engine:
     def _view(self, entry: Entry) -> JobView:
         assert entry.policy is not None or entry.problem is not None
         now = self.clock.now()
+        waits = manual.RequestReason.OVERLAP
         return JobView(
             cluster=self.settings.cluster,
             code=entry.code,
@@ -253,7 +254,7 @@ class Engine:
             manual=tuple(
                 m
                 for m in manual.requests(entry.code, self.cache.runs_for(entry.key), entry.policy)
-                if m.cancel or m.lock_key not in entry.notes or entry.notes[m.lock_key].startswith("Overlap")
+                if m.cancel or entry.notes.get(m.lock_key, waits).startswith(waits)
             ),
             fresh=self.fresh,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from leasedjob.api.v1alpha1 import ConditionStatus, LeasedJobRunStatus, RunPhase, manual_run_key
@@ -16,6 +17,39 @@ from leasedjob.lease.rows import REASON_CANCELLED, JobSchedulerStatus, Run
 
 Json = Mapping[str, Any]
 FINAL: Final = frozenset({"Succeeded", "Failed", "Cancelled", "Refused"})
+
+
+class RequestReason(StrEnum):
+    """Every `reason` of a LeasedJobRun, beside those for which attempts end and Pods wait."""
+
+    NOT_CLAIMED = "Pending"
+    JOB_NOT_READY = "JobNotReady"
+    OVERLAP = "Overlap"
+    CLAIMED = "Claimed"
+    ADOPTED = "Adopted"
+    WAITING_FOR_RETRY = "WaitingForRetry"
+    COMPLETED = "Completed"
+    CANCELLED = REASON_CANCELLED
+    FAILED = "Failed"  # of an attempt whose workload gave no reason
+    INVALID_TICK = "InvalidTick"
+    NOT_A_TICK = "NotATick"
+    TICK_IN_THE_FUTURE = "TickInTheFuture"
+    ALREADY_SUCCEEDED = "AlreadySucceeded"
+    ALREADY_FAILED = "AlreadyFailed"
+
+
+WAITS: Final = (RequestReason.OVERLAP, RequestReason.NOT_CLAIMED)
+SAID: Final = {
+    RequestReason.OVERLAP: "another run of this job is active",
+    RequestReason.TICK_IN_THE_FUTURE: "this tick has not come yet",
+    RequestReason.ALREADY_SUCCEEDED: "this run is recorded as SUCCESS",
+    RequestReason.ALREADY_FAILED: "this run has used up its attempts",
+}
+
+
+def note_of(reason: RequestReason) -> str:
+    """Why a request doesn't start, as `<Reason>: <message>`."""
+    return f"{reason}: {SAID[reason]}"
 
 
 def phase_of(body: Json) -> str:
@@ -42,13 +76,14 @@ def tick_refusal(policy: Policy, tick: datetime) -> str:
     """Why the job can't run `tick`, as `<Reason>: <message>`; "" if it is a tick of its schedule."""
     schedule = policy.schedule
     if schedule is None:
-        return "NotATick: a LeasedJob of type Initial has no ticks; without a tick this starts a run of its own"
+        why = "a LeasedJob of type Initial has no ticks; without a tick this starts a run of its own"
+        return f"{RequestReason.NOT_A_TICK}: {why}"
     if schedule.matches(tick):
         return ""
     found = (schedule.previous(tick), schedule.next(tick))
     nearest = " and ".join(run_key_for(t) for t in found if t is not None)
     said = f'{run_key_for(tick)} is no tick of "{schedule.expression}" in {schedule.time_zone}'
-    return f"NotATick: {said}; the nearest: {nearest or 'none'}"
+    return f"{RequestReason.NOT_A_TICK}: {said}; the nearest: {nearest or 'none'}"
 
 
 def requests(code: str, bodies: Iterable[Json], policy: Policy | None = None) -> tuple[ManualRun, ...]:
@@ -72,8 +107,8 @@ def requests(code: str, bodies: Iterable[Json], policy: Policy | None = None) ->
 def behind(old: Json, new: Json) -> bool:
     """Whether `new` was computed from an older row than `old`: an earlier attempt, or before its adoption."""
     mine, theirs = int(new.get("attempt") or 0), int(old.get("attempt") or 0)
-    not_yet = new.get("phase") == "Pending" and new.get("reason") != "WaitingForRetry"
-    return mine < theirs or (mine == theirs and not_yet and old.get("reason") == "Adopted")
+    not_yet = new.get("phase") == "Pending" and new.get("reason") != RequestReason.WAITING_FOR_RETRY
+    return mine < theirs or (mine == theirs and not_yet and old.get("reason") == RequestReason.ADOPTED)
 
 
 def status(
@@ -102,24 +137,24 @@ def status(
     try:
         key, tick = run_key(body)
     except ValueError as e:
-        return _with(old, meta, "Refused", "InvalidTick", str(e), now)
+        return _with(old, meta, "Refused", RequestReason.INVALID_TICK, str(e), now)
     facts: dict[str, Any] = {"code": code or None, "run_key": key}
     if run is None:
         if cancel:
-            return _with(old, meta, "Cancelled", "Cancelled", "cancelled before it began", now, facts)
+            return _with(old, meta, "Cancelled", RequestReason.CANCELLED, "cancelled before it began", now, facts)
         if note:
             reason, _, message = note.partition(": ")
             waits = reason in ("Overlap", "Pending")
             return _with(old, meta, "Pending" if waits else "Refused", reason, message or reason, now, facts)
         if problem:
-            return _with(old, meta, "Pending", "JobNotReady", problem, now, facts)
-        return _with(old, meta, "Pending", "Pending", "not claimed yet", now, facts)
+            return _with(old, meta, "Pending", RequestReason.JOB_NOT_READY, problem, now, facts)
+        return _with(old, meta, "Pending", RequestReason.NOT_CLAIMED, "not claimed yet", now, facts)
     # A tick's run may have ended before anybody asked for it. No clock tells: it is this object's run if the object has
     # no tick, if it was claimed for the object, or if it was seen going on since.
     if run.terminal and tick is not None and not mine and not old.get("attempt"):
-        if run.status is JobSchedulerStatus.SUCCESS:
-            return _with(old, meta, "Refused", "AlreadySucceeded", "this run is recorded as SUCCESS", now, facts)
-        return _with(old, meta, "Refused", "AlreadyFailed", "this run has used up its attempts", now, facts)
+        succeeded = run.status is JobSchedulerStatus.SUCCESS
+        already = RequestReason.ALREADY_SUCCEEDED if succeeded else RequestReason.ALREADY_FAILED
+        return _with(old, meta, "Refused", already, SAID[already], now, facts)
     facts |= {
         "attempt": run.attempt,
         "start_time": run.started_at,
@@ -127,17 +162,18 @@ def status(
         "holder": run.holder or None,
     }
     if run.status is JobSchedulerStatus.SUCCESS:
-        return _with(old, meta, "Succeeded", "Completed", "", now, facts, run.finished_at)
+        return _with(old, meta, "Succeeded", RequestReason.COMPLETED, "", now, facts, run.finished_at)
     if run.status is JobSchedulerStatus.FAIL and run.retry_at is None:
         cancelled = run.stopped_as == REASON_CANCELLED
-        reason = run.reason.partition(":")[0] or "Failed"
+        reason = run.reason.partition(":")[0] or RequestReason.FAILED
         return _with(old, meta, "Cancelled" if cancelled else "Failed", reason, run.reason, now, facts, run.finished_at)
     if run.status is JobSchedulerStatus.FAIL:
-        return _with(old, meta, "Pending", "WaitingForRetry", run.reason, now, facts)
+        return _with(old, meta, "Pending", RequestReason.WAITING_FOR_RETRY, run.reason, now, facts)
     if waiting is not None:
         return _with(old, meta, "Pending", waiting[0], waiting[1], now, facts)
-    running = run.pod_uid is not None
-    return _with(old, meta, "Running" if running else "Pending", "Adopted" if running else "Claimed", "", now, facts)
+    if run.pod_uid is not None:
+        return _with(old, meta, "Running", RequestReason.ADOPTED, "", now, facts)
+    return _with(old, meta, "Pending", RequestReason.CLAIMED, "", now, facts)
 
 
 def _with(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final, assert_never
 
 from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunOutcome, RunStatus
@@ -26,9 +27,19 @@ from leasedjob.lease.trust import Timing
 
 Json = Mapping[str, Any]
 RUNS_SHOWN: Final = MAX_RUNS
-OWN_CONDITIONS: Final = ("Ready", "SpecDiffers")
+READY: Final = "Ready"
+SPEC_DIFFERS: Final = "SpecDiffers"
+OWN_CONDITIONS: Final = (READY, SPEC_DIFFERS)
 PREVIEW: Final = 5
 UNREAD: Final = timedelta(seconds=60)  # rows are read each second; what is older and missing is gone
+
+
+class ReadyReason(StrEnum):
+    """Reasons of the condition Ready, beside those of `leasedjob.api.problem.Reason`."""
+
+    ACCEPTED = "Accepted"
+    SUSPENDED = "Suspended"
+    CODE_CONFLICT = "CodeConflict"
 
 
 def outcome_of(run: Run) -> RunOutcome:
@@ -120,15 +131,15 @@ def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int
 
     if conflict is not None:
         message = f"code {entry.code} belongs to the older LeasedJob {conflict.namespace}/{conflict.name}"
-        found = [of("Ready", False, "CodeConflict", message)]
+        found = [of(READY, False, ReadyReason.CODE_CONFLICT, message)]
     elif entry.problem is not None:
-        found = [of("Ready", False, *entry.problem)]
+        found = [of(READY, False, *entry.problem)]
     elif entry.policy is not None and entry.policy.suspend:
-        found = [of("Ready", True, "Suspended", "accepted; suspended, so no tick starts a run")]
+        found = [of(READY, True, ReadyReason.SUSPENDED, "accepted; suspended, so no tick starts a run")]
     else:
-        found = [of("Ready", True, "Accepted", "accepted and scheduled")]
+        found = [of(READY, True, ReadyReason.ACCEPTED, "accepted and scheduled")]
     if entry.spec_differs:
-        found.append(of("SpecDiffers", True, "SpecDiffers", "another cluster has this code with another spec"))
+        found.append(of(SPEC_DIFFERS, True, SPEC_DIFFERS, "another cluster has this code with another spec"))
     return found
 
 
@@ -185,7 +196,7 @@ class StatusWriter:
             if body is not None:
                 entry.renew(body)
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
-        waits = "Overlap: another run of this job is active" if not problem and manual_waits(view) else ""
+        waits = manual.note_of(manual.RequestReason.OVERLAP) if not problem and manual_waits(view) else ""
         rows = {r.lock_key: r for r in view.rows.values()}
         requests = {r.uid: r for r in manual.requests(entry.code, runs, entry.policy)}
         entry.started &= requests.keys()

@@ -97,11 +97,11 @@ def parse_fields(expression: str, *, code: str = "", field: str = "schedule") ->
         raise InvalidScheduleError(field, f"is {len(expression)} characters long, at most {MAX_LENGTH} are read")
     texts = _five_fields(expression, field)
     parsed: list[_Field] = []
-    for position, text in zip(_POSITIONS, texts, strict=True):
+    for number, (position, text) in enumerate(zip(_POSITIONS, texts, strict=True), 1):
         try:
             parsed.append(_parse_field(text, position, code))
         except _Refusal as refusal:
-            raise InvalidScheduleError(field, f"{position.name} field {_quoted(text)}: {refusal}") from None
+            raise InvalidScheduleError(field, f"{position.name} (field {number}): {refusal}") from None
     minutes, hours, days, months, weekdays = parsed
     fields = Fields(
         minutes=minutes.bits,
