@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -27,6 +27,7 @@ from leasedjob.testing import InMemoryJobSchedulerService, InMemoryLeases, InMem
 
 Work = Callable[[JobExecutionLease], Any]
 Service = JobSchedulerService | SyncJobSchedulerService
+S = TypeVar("S", JobSchedulerService, SyncJobSchedulerService)
 
 
 class Backend(Protocol):
@@ -42,6 +43,12 @@ class Backend(Protocol):
     def row(self, id: UUID) -> dict[str, Any]: ...
 
     def request_stop(self, id: UUID) -> None: ...
+
+
+def eager(service: S) -> S:
+    """It prunes without the wait for transactions that can't be seen: there are none."""
+    service._settle_seconds = 0.0
+    return service
 
 
 class Memory:
@@ -75,16 +82,16 @@ class Postgres:
         self.connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
 
     def clear(self) -> None:
-        self.connection.execute("TRUNCATE leasedjob.job_scheduler")
+        self.connection.execute("TRUNCATE leasedjob.job_scheduler, leasedjob.pruned_through")
 
     def close(self) -> None:
         self.connection.close()
 
     def asynchronous(self) -> JobSchedulerService:
-        return JobSchedulerService(self.dsn)
+        return eager(JobSchedulerService(self.dsn))
 
     def synchronous(self) -> SyncJobSchedulerService:
-        return SyncJobSchedulerService(self.dsn)
+        return eager(SyncJobSchedulerService(self.dsn))
 
     def advance(self, seconds: float) -> None:
         self.connection.execute(
@@ -138,11 +145,11 @@ class Jobs:
 
         return steal
 
-    async def call(self, name: str, *arguments: Any) -> Any:
+    async def call(self, name: str, *arguments: Any, **named: Any) -> Any:
         method = getattr(self.service, name)
         if isinstance(self.service, JobSchedulerService):
-            return await method(*arguments)
-        return await asyncio.to_thread(method, *arguments)
+            return await method(*arguments, **named)
+        return await asyncio.to_thread(method, *arguments, **named)
 
     async def acquire(self, options: Any) -> Any:
         return await self.call("acquire", options)

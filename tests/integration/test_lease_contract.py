@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import FrozenInstanceError, fields, is_dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, get_args
 from uuid import UUID, uuid4
@@ -856,3 +857,81 @@ async def test_any_error_is_recorded(jobs: Jobs) -> None:
 
 async def test_names_are_made_storable(jobs: Jobs) -> None:
     assert (await jobs.acquired(name="a\0\ud83d")).row.name == "a\ufffd\ufffd"
+
+
+# --- beyond the text: retention --------------------------------------------------------------------------------------
+
+AT_ONCE = timedelta(microseconds=1)
+
+
+async def _ended(jobs: Jobs, run_key: str, how: str = "complete") -> JobAcquired:
+    result = await jobs.acquired(run_key=run_key)
+    assert await jobs.call(how, result.lease)
+    return result
+
+
+async def test_what_was_pruned_never_runs_again(jobs: Jobs) -> None:
+    for day, how in ((1, "complete"), (2, "fail"), (3, "release"), (4, "complete")):
+        await _ended(jobs, f"2020-01-0{day}T00:00:00Z", how)
+    (dry,) = await jobs.call("prune", AT_ONCE, keep_last=1, dry_run=True)
+    assert (dry.code, dry.rows, dry.through) == ("sync-orders", 3, datetime(2020, 1, 3, tzinfo=UTC))
+    assert await jobs.call("prune", AT_ONCE, keep_last=1) == [dry]
+    pruned = JobNotAcquired(reason=NotAcquired.PRUNED)
+    # With a row or without one, on the tick or beside it, reprocessed or not: at or below the mark nothing begins.
+    for key in ("2020-01-03T00:00:00Z", "2020-01-01T00:00:00Z", "2019-05-05T05:05:05Z", "2020-01-02T00:00:00Z#r1"):
+        assert await jobs.acquire(options(run_key=key)) == pruned
+        assert await jobs.run_exclusive(options(run_key=key), lambda lease: 1) == RunExclusiveResult(acquired=False)
+    assert (await jobs.acquire(options(run_key="2020-01-04T00:00:00Z"))).reason is NotAcquired.COMPLETED
+    assert (await jobs.acquire(options(run_key="2020-01-03T00:00:01Z"))).acquired
+    assert (await jobs.acquire(options(code="other", run_key="2020-01-01T00:00:00Z"))).acquired
+
+
+async def test_what_no_mark_can_stand_for_stays(jobs: Jobs) -> None:
+    kept = [
+        "2020-01-01",
+        "2020-01-01T00:00:00.000Z",
+        "2020-01-01T00:00:00+00:00",
+        "2020-02-30T00:00:00Z",
+        "0000-01-01T00:00:00Z",
+        "2020-01-01T24:00:00Z",
+        "2020-01-01T00:00:00Z#r0",
+        "9999-12-31T23:59:59Z",
+        "tick 7",
+    ]
+    for key in kept:
+        await _ended(jobs, key)
+    first = await jobs.acquire(initial())
+    assert await jobs.call("complete", first.lease)
+    running = await jobs.acquired(run_key="2020-01-01T00:00:00Z")
+    assert await jobs.call("prune", AT_ONCE, keep_last=0) == []
+    for key in kept:
+        assert (await jobs.acquire(options(run_key=key))).reason is NotAcquired.COMPLETED
+    assert (await jobs.acquire(initial())).reason is NotAcquired.COMPLETED
+    assert await jobs.call("heartbeat", running.lease)
+
+
+async def test_a_run_that_goes_on_below_the_mark_may_be_reclaimed_until_it_ends(jobs: Jobs) -> None:
+    running = await jobs.acquired(run_key="2020-01-01T00:00:00Z")
+    await _ended(jobs, "2020-01-02T00:00:00Z")
+    (pruned,) = await jobs.call("prune", AT_ONCE, keep_last=0)
+    assert pruned.rows == 1
+    jobs.backend.advance(901)
+    again = await jobs.acquired(run_key="2020-01-01T00:00:00Z")
+    assert (again.id, again.attempt) == (running.id, 2)
+    assert await jobs.call("fail", again.lease)
+    assert (await jobs.acquire(options(run_key="2020-01-01T00:00:00Z"))).reason is NotAcquired.PRUNED
+
+
+async def test_the_newest_runs_and_young_ones_stay(jobs: Jobs) -> None:
+    for day in range(1, 6):
+        await _ended(jobs, f"2020-01-0{day}T00:00:00Z")
+    assert await jobs.call("prune", timedelta(days=1), keep_last=0) == []
+    assert await jobs.call("prune", AT_ONCE) == []  # the last ten
+    (pruned,) = await jobs.call("prune", AT_ONCE, keep_last=2)
+    assert (pruned.rows, pruned.through) == (3, datetime(2020, 1, 3, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("bad", [{"older_than": timedelta(0)}, {"older_than": AT_ONCE, "keep_last": -1}])
+async def test_pruning_everything_at_once_is_refused(refusing: Jobs, bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        await refusing.call("prune", **bad)

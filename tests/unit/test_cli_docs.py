@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from leasedjob.cli import leasedjob, migrate
+from leasedjob.cli import leasedjob, migrate, prune
 from leasedjob.cli.exits import Exit
 from leasedjob.cli.kubectl import plugin
+from leasedjob.lease import retention
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 PLUGIN, PROGRAM = PAGE.split("\n## leasedjob\n")
@@ -49,3 +50,12 @@ def test_migrate() -> None:
     assert codes(text) == [int(code) for code in migrate.Exit]
     for flag in ("--check", "--wait", "--database-dir", "--database-url", migrate.ENV_URL, migrate.DEFAULT_DIRECTORY):
         assert flag in text
+
+
+def test_prune() -> None:
+    text = section(PROGRAM, "prune")
+    assert codes(text) == [int(code) for code in migrate.Exit if code is not migrate.Exit.PENDING]
+    for flag in ("--older-than", "--keep-last", "--dry-run", "--database-dir", "--database-url"):
+        assert flag in text
+    assert f"| {prune.KEEP_LAST} |" in text
+    assert prune.KEEP_LAST == retention.KEEP_LAST

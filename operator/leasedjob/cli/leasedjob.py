@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from leasedjob import __version__
-from leasedjob.cli import migrate
+from leasedjob.cli import migrate, prune
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="leasedjob", description="LeasedJob's database and version.", allow_abbrev=False)
     verbs = top.add_subparsers(metavar="VERB", required=True)
     migrate.add(verbs)
+    prune.add(verbs)
     version = verbs.add_parser("version", help="print the version", allow_abbrev=False)
     version.set_defaults(verb=_version)
     return top

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import random
-import sys
 import time
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from leasedjob.cli.database import DEFAULT_DIRECTORY, ENV_URL, Exit, add_database_flags, complain, credentials
 
 if TYPE_CHECKING:
     from leasedjob.lease.database import Credentials
 
-ENV_URL: Final = "LEASEDJOB_DATABASE_URL"
-DEFAULT_DIRECTORY: Final = "/etc/leasedjob/database"
 RETRY_SECONDS: Final = 2.0
-
-
-class Exit(IntEnum):
-    """Exit codes of `leasedjob migrate`; documented in docs/reference/cli.md."""
-
-    DONE = 0  # the schema is current
-    PENDING = 1  # --check: it is not
-    USAGE = 2
-    DATABASE = 3  # not reachable, or it refuses the login
-    FAILED = 4  # the database answered, and a migration could not be applied
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,17 +35,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="SECONDS",
         help="keep trying for so long while the database can't be reached (default: 0)",
     )
-    where = verb.add_mutually_exclusive_group()
-    where.add_argument(
-        "--database-dir",
-        metavar="DIR",
-        help=f"directory of the mounted Secret: files host, user, password, ... (default: {DEFAULT_DIRECTORY})",
-    )
-    where.add_argument(
-        "--database-url",
-        metavar="URL",
-        help=f"connection string, instead of the directory; ${ENV_URL} is the same and hides a password from ps",
-    )
+    add_database_flags(verb)
     verb.set_defaults(verb=migrate)
 
 
@@ -68,53 +45,41 @@ def migrate(arguments: argparse.Namespace) -> int:
 
     from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError
 
-    credentials = _credentials(arguments)
+    where = credentials(arguments)
     end = time.monotonic() + arguments.wait
     while True:
         try:
-            return _once(credentials, check=arguments.check)
+            return _once(where, check=arguments.check)
         except (DatabaseUnavailableError, DatabaseRefusedError) as error:
             # A refusal may pass too: in a fresh installation role and Secret arrive after this process.
             left = end - time.monotonic()
             if left <= 0:
-                _complain(str(error))
+                complain("migrate", str(error))
                 return Exit.DATABASE
-            _complain(f"{error}; trying again for {math.ceil(left)} s")
+            complain("migrate", f"{error}; trying again for {math.ceil(left)} s")
             time.sleep(min(left, RETRY_SECONDS * random.uniform(0.5, 1.5)))
         except (LeasedJobError, psycopg.Error) as error:
-            _complain(str(error))
+            complain("migrate", str(error))
             return Exit.FAILED
 
 
-def _once(credentials: Credentials, *, check: bool) -> Exit:
+def _once(where: Credentials, *, check: bool) -> Exit:
     from leasedjob.lease import migrate as schema
     from leasedjob.lease.database import connect_sync
 
-    with connect_sync(credentials, application_name="leasedjob-migrate") as connection:
+    with connect_sync(where, application_name="leasedjob-migrate") as connection:
         if check:
             lacking = schema.pending(connection)
             for step in lacking:
                 print(f"missing {step}")
             if lacking:
-                _complain("the schema is not current: run `leasedjob migrate`")
+                complain("migrate", "the schema is not current: run `leasedjob migrate`")
                 return Exit.PENDING
         else:
             for step in schema.migrate(connection):
                 print(f"applied {step}")
         print(f"the schema is current: {schema.migrations()[-1]}")
         return Exit.DONE
-
-
-def _credentials(arguments: argparse.Namespace) -> Credentials:
-    """The flag that is given; else the environment's URL; else the default directory."""
-    from leasedjob.lease.database import Credentials
-
-    url = arguments.database_url
-    if url is None and arguments.database_dir is None:
-        url = os.environ.get(ENV_URL) or None
-    if url is not None:
-        return Credentials.from_conninfo(url)
-    return Credentials.from_directory(arguments.database_dir or DEFAULT_DIRECTORY)
 
 
 def _seconds(text: str) -> float:
@@ -127,5 +92,4 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _complain(message: Any) -> None:
-    print(f"leasedjob migrate: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+__all__ = ["DEFAULT_DIRECTORY", "ENV_URL", "Exit", "add", "migrate"]

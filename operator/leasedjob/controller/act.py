@@ -280,6 +280,8 @@ class Actor:
                 pass
             case ClaimVerdict.MISSED:
                 self.metrics.ticks_missed.labels(REASON_STARTING_DEADLINE).inc()
+            case ClaimVerdict.PRUNED:
+                note = note_of(RequestReason.PRUNED)
                 text = f"{identity.run_key}: the starting deadline had passed"
                 await self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
             case ClaimVerdict.OVERLAP_SKIPPED:

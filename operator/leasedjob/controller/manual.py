@@ -36,6 +36,7 @@ class RequestReason(StrEnum):
     TICK_IN_THE_FUTURE = "TickInTheFuture"
     ALREADY_SUCCEEDED = "AlreadySucceeded"
     ALREADY_FAILED = "AlreadyFailed"
+    PRUNED = "Pruned"
 
 
 WAITS: Final = (RequestReason.OVERLAP, RequestReason.NOT_CLAIMED)
@@ -44,6 +45,7 @@ SAID: Final = {
     RequestReason.TICK_IN_THE_FUTURE: "this tick has not come yet",
     RequestReason.ALREADY_SUCCEEDED: "this run is recorded as SUCCESS",
     RequestReason.ALREADY_FAILED: "this run has used up its attempts",
+    RequestReason.PRUNED: "records of this time were deleted, so whether it ran is not known any more",
 }
 
 

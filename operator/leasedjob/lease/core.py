@@ -37,6 +37,7 @@ from leasedjob.lease.rows import JobSchedulerStatus, Outcome
 T = TypeVar("T")
 TRIES: Final = 5  # of a statement whose answer was lost, or that met a lock
 LONGEST_RETRY_SECONDS: Final = 5.0
+LONG_SECONDS: Final = 600.0
 
 
 # --- what the library's callers see ----------------------------------------------------------------------------------
@@ -172,11 +173,23 @@ def lost_error(lease: JobExecutionLease) -> LostJobLeaseError:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A named statement; `within`: seconds after which its answer is of no use any more."""
+    """A named statement.
+
+    Args:
+        within: seconds after which its answer is of no use any more.
+        long: it may take its time, beyond the service's limit for one statement.
+    """
 
     name: str
     parameters: dict[str, Any]
     within: float | None = None
+    long: bool = False
+
+    def limit(self, usual: float) -> float:
+        """Seconds that it may take."""
+        if self.long:
+            return LONG_SECONDS
+        return usual if self.within is None else min(usual, self.within)
 
 
 @dataclass(frozen=True, slots=True)

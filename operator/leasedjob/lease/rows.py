@@ -74,6 +74,7 @@ class ClaimVerdict(StrEnum):
     BACKOFF = "backoff"  # FAIL; `retry_at` says from when
     FUTURE = "future"  # the tick has not come yet by the database's clock
     PAST = "past"  # no row, and the tick is not after the watermark: decided before, or never to run
+    PRUNED = "pruned"  # a tick that was asked for by name, at or below its code's mark of retention: never again
     MISSED = "missed"  # the starting deadline had passed; recorded in the ledger
     OVERLAP_SKIPPED = "overlap_skipped"  # another run is active; recorded in the ledger
     OVERLAP_WAIT = "overlap_wait"  # another run is active; nothing recorded, ask again

@@ -21,13 +21,14 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
 
 from leasedjob.errors import DatabaseUnavailableError, LostJobLeaseError
-from leasedjob.lease import core
+from leasedjob.lease import core, retention
 from leasedjob.lease.alarm import cut_after
 from leasedjob.lease.core import (
     Ask,
@@ -49,6 +50,7 @@ from leasedjob.lease.database import (
 )
 from leasedjob.lease.lost import Clock, LostSignal, Trust, boottime
 from leasedjob.lease.options import LEFT_OUT, JobAcquireOptions, resolve
+from leasedjob.lease.retention import Pruned
 from leasedjob.lease.rows import Outcome
 from leasedjob.lease.statements import statement
 
@@ -95,6 +97,7 @@ class _Operations:
     """What both services do."""
 
     _clock: Clock = staticmethod(boottime)
+    _settle_seconds = retention.SETTLE_SECONDS
 
     @_Operation
     def acquire(self, options: JobAcquireOptions = _NOTHING) -> Talk[JobAcquireResult]:
@@ -134,6 +137,30 @@ class _Operations:
     def release(self, lease: JobLease, data: Any = LEFT_OUT) -> Talk[bool]:
         """As fail, for work that is given back: data defaults to `{"released": true}`."""
         return (yield from core.finish(lease, Outcome.RELEASE, data))
+
+    @_Operation
+    def prune(
+        self, older_than: timedelta, *, keep_last: int = retention.KEEP_LAST, dry_run: bool = False
+    ) -> Talk[list[Pruned]]:
+        """Deletes runs that ended, and whose tick was, longer ago than `older_than`. It takes a minute at least.
+
+        Only ended SCHEDULE runs go whose run key is a tick in UTC, as `2026-07-20T03:00:00Z`; INITIAL runs and other
+        keys stay for ever. From then on a key at or below the latest of those ticks that has no row is refused, with
+        NotAcquired.PRUNED. Any number may prune at the same time.
+
+        Args:
+            keep_last: how many of the newest runs of each code stay, however old they are.
+            dry_run: delete nothing, mark nothing; only say what would go.
+
+        Raises:
+            ValueError: `older_than` is not positive, or `keep_last` is negative.
+            DatabaseUnavailableError: also where an old transaction doesn't end; nothing was deleted, prune again.
+        """
+        return (
+            yield from retention.prune(
+                older_than, keep_last, dry_run=dry_run, settle=self._settle_seconds, clock=self._clock
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +291,7 @@ class JobSchedulerService(_Operations):
         await asyncio.sleep(seconds)
 
     async def _ask(self, ask: Ask) -> list[DictRow]:
-        seconds = self._timeout if ask.within is None else min(self._timeout, ask.within)
+        seconds = ask.limit(self._timeout)
         with translated():
             async with (
                 within(seconds, self._connection, ask.name) as connection,
@@ -392,7 +419,7 @@ class SyncJobSchedulerService(_Operations):
         return bell.wait(seconds)
 
     def _ask(self, ask: Ask) -> list[DictRow]:
-        within = self._timeout if ask.within is None else min(self._timeout, ask.within)
+        within = ask.limit(self._timeout)
         with translated():
             try:
                 with (

@@ -193,3 +193,28 @@ SELECT a.verdict, (a.job).id, (a.job).lock_key, (a.job).type, (a.job).code, (a.j
        (a.job).data, (a.job).created_at, (a.job).started_at, (a.job).finished_at, (a.job).modified_at
   FROM leasedjob.acquire(%(lock_key)s, %(type)s::leasedjob.job_scheduler_type, %(code)s, %(run_key)s, %(name)s,
                          %(lease_ms)s, %(token)s, %(holder)s) a;
+
+-- name: prunable
+-- How many ended runs of each code could be deleted.
+SELECT code, rows, through FROM leasedjob.prunable(clock_timestamp() - %(age)s, %(keep)s);
+
+-- name: mark_pruned
+-- Moves the marks below which runs without a row can't be claimed.
+SELECT code, rows, through, marked_at FROM leasedjob.mark_pruned(clock_timestamp() - %(age)s, %(keep)s);
+
+-- name: open_since
+-- How many transactions began before that instant and have not ended, as far as this role can see.
+SELECT count(*) AS transactions
+  FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < %(marked_at)s;
+
+-- name: delete_pruned
+-- Deletes some rows at or below a mark.
+SELECT leasedjob.delete_pruned(%(code)s, clock_timestamp() - %(age)s, %(keep)s, %(through)s, %(limit)s) AS gone;
+
+-- name: pruned_keys
+-- Which of these keys are at or below their code's mark, and have no row that still counts.
+SELECT k.lock_key, clock_timestamp() AS db_now
+  FROM unnest(%(codes)s::text[], %(run_keys)s::text[], %(lock_keys)s::text[]) k (code, run_key, lock_key)
+ WHERE leasedjob.is_pruned(k.code, k.run_key)
+   AND NOT EXISTS (SELECT FROM leasedjob.job_scheduler s WHERE s.lock_key = k.lock_key AND s.status <> 'FAIL');

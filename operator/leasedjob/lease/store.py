@@ -140,12 +140,31 @@ class OperatorStore:
 
     async def renew_claims(self, cluster: str, ids: Collection[UUID]) -> set[UUID]:
         """Extends unadopted claims of this cluster; the ids that were extended."""
+        pruned = await self._pruned([r.identity for r in requests if r.manual and r.tick is not None])
+        asked = [r for r in requests if not (r.manual and r.identity in pruned)]
+        answers = iter(await self._claim(cluster, asked) if asked else ())
+        return [pruned[r.identity] if r.manual and r.identity in pruned else next(answers) for r in requests]
+
+    async def _claim(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
         return set(await self._value("renew_claims", cluster=cluster, ids=list(ids))) if ids else set()
 
     async def release_claim(self, id: UUID, claim_token: UUID, *, reason: str, retry_ms: int | None = 0) -> bool:
         """Gives an unadopted claim back: FAIL `{released: true}`, claimable again after `retry_ms` (None: never).
 
         False: it is no longer an unadopted claim with this token.
+
+    async def _pruned(self, identities: Sequence[RunIdentity]) -> dict[RunIdentity, ClaimResult]:
+        """Those of them whose time is pruned. (A mark that moves after this look is seen where the row is inserted.)"""
+        if not identities:
+            return {}
+        rows = await self._rows(
+            "pruned_keys",
+            codes=[i.code for i in identities],
+            run_keys=[i.run_key for i in identities],
+            lock_keys=[i.lock_key for i in identities],
+        )
+        found = {row["lock_key"]: ClaimResult(verdict=ClaimVerdict.PRUNED, db_now=row["db_now"]) for row in rows}
+        return {i: found[i.lock_key] for i in identities if i.lock_key in found}
 
         Raises:
             DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.

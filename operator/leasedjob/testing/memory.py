@@ -14,6 +14,8 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -136,26 +138,6 @@ class InMemoryLeases:
             for row in self._rows.values():
                 row.stop_requested |= row.job.id == id and row.job.status is JobSchedulerStatus.RUNNING
 
-    def prune(self, older_than: timedelta) -> int:
-        """Deletes ended runs of ticks before then, as `leasedjob prune` does; their keys can't be acquired any more."""
-        before = self.clock.now() - older_than
-        with self._lock:
-            old = [
-                row
-                for row in self._rows.values()
-                if row.job.status is not JobSchedulerStatus.RUNNING
-                and row.job.finished_at is not None
-                and row.job.finished_at < before
-                and (tick := tick_of(row.job.run_key)) is not None
-                and tick < before
-            ]
-            for row in old:
-                del self._rows[row.job.lock_key]
-                tick = tick_of(row.job.run_key)
-                assert tick is not None
-                self._pruned_through[row.job.code] = max(tick, self._pruned_through.get(row.job.code, tick))
-            return len(old)
-
     def answer(self, ask: Ask) -> list[dict[str, Any]]:
         """What the database answers to a statement of the library."""
         if not self.available:
@@ -168,6 +150,14 @@ class InMemoryLeases:
                     return [self._heartbeat(**ask.parameters)]
                 case "finish":
                     return [{"recorded": self._finish(**ask.parameters)}]
+                case "prunable":
+                    return self._prunable(**ask.parameters)
+                case "mark_pruned":
+                    return self._mark_pruned(**ask.parameters)
+                case "open_since":
+                    return [{"transactions": 0}]
+                case "delete_pruned":
+                    return [{"gone": self._delete_pruned(**ask.parameters)}]
                 case _:
                     raise ValueError(f"no statement {ask.name} here")
 
@@ -259,6 +249,35 @@ class InMemoryLeases:
         row.job = replace(row.job, status=status, data=kept, finished_at=now, modified_at=now)
         return True
 
+    def _old(self, age: timedelta, keep: int) -> Iterator[tuple[_Row, datetime]]:
+        """Ended runs of ticks, but for the newest of each code, with their ticks."""
+        before = self.clock.now() - age
+        place: Counter[str] = Counter()
+        for row in reversed(list(self._rows.values())):  # the newest first
+            place[row.job.code] += 1
+            tick, ended = tick_of(row.job.run_key), row.job.finished_at
+            if ended is not None and tick is not None and max(ended, tick) < before and place[row.job.code] > keep:
+                yield row, tick
+
+    def _prunable(self, *, age: timedelta, keep: int) -> list[dict[str, Any]]:
+        ticks: dict[str, list[datetime]] = {}
+        for row, tick in self._old(age, keep):
+            ticks.setdefault(row.job.code, []).append(tick)
+        return [{"code": code, "rows": len(found), "through": max(found)} for code, found in sorted(ticks.items())]
+
+    def _mark_pruned(self, *, age: timedelta, keep: int) -> list[dict[str, Any]]:
+        marked = self._prunable(age=age, keep=keep)
+        for answer in marked:
+            answer["through"] = max(answer["through"], self._pruned_through.get(answer["code"], answer["through"]))
+            self._pruned_through[answer["code"]] = answer["through"]
+        return [{**answer, "marked_at": self.clock.now()} for answer in marked]
+
+    def _delete_pruned(self, *, age: timedelta, keep: int, code: str, through: datetime, limit: int) -> int:
+        old = [row for row, tick in self._old(age, keep) if row.job.code == code and tick <= through][:limit]
+        for row in old:
+            del self._rows[row.job.lock_key]
+        return len(old)
+
 
 class _Row:
     """A row, and what the library's callers don't see of it."""
@@ -286,6 +305,8 @@ class InMemoryJobSchedulerService(JobSchedulerService):
         leases: default new ones of its own.
     """
 
+    _settle_seconds = 0.0
+
     def __init__(self, leases: InMemoryLeases | None = None) -> None:
         self.leases = leases or InMemoryLeases()
         self._clock = self.leases.clock.seconds
@@ -304,6 +325,8 @@ class InMemorySyncJobSchedulerService(SyncJobSchedulerService):
     Args:
         leases: default new ones of its own.
     """
+
+    _settle_seconds = 0.0
 
     def __init__(self, leases: InMemoryLeases | None = None) -> None:
         self.leases = leases or InMemoryLeases()
