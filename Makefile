@@ -35,10 +35,11 @@ venv: $(VENV) ## Install what development needs into .venv
 
 $(VENV): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; name it: make PYTHON=python3.13 ..." >&2; exit 1; }
-	@echo "installing the Python packages into .venv (a minute or two the first time)"
+	@echo "installing the Python packages into .venv (a minute or two the first time):"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@$(BIN)/python -u -m pip install --disable-pip-version-check --progress-bar off --editable . --group dev \
+	  | sed -nu 's/^\(Collecting\|Downloading\|Building\|Installing\) /  &/p'
 	@touch $@
 
 # --- try it --------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import source
+from tests.cluster.images import PUBLIC_BASE_IMAGE
 from tests.cluster.layout import REPOSITORY, Cache
 from tests.cluster.progress import ClusterError, Progress, clean_environment, fail, output
 from tests.cluster.source import Cluster
@@ -25,7 +26,8 @@ MARK = "leasedjob.io/demo"  # on namespaces that the demo made, and may remove
 EXAMPLE = "examples/01-hello"
 JOB = "hello"
 TICKS = 2
-ENDED = ("Success", "Failed")
+ENDED = ("Success", "Failed", "Cancelled", "Replaced")
+KEEP_VALUES = "--reset-then-reuse-values"  # helm 3.14 and newer: the chart's new defaults, and what was set before
 INSTALL_SECONDS = 180
 TICKS_SECONDS = 240
 
@@ -114,7 +116,8 @@ def _install(client: Client, values: list[str], cache: Cache, progress: Progress
     chart = str(REPOSITORY / "charts" / "leasedjob")
     settings = ["--set", "postgresql.embedded=true", "--set", "crds.keep=false", *values]
     wait = ["--wait", f"--timeout={INSTALL_SECONDS}s"]
-    argv = client.helm("upgrade", "--install", RELEASE, chart, "-n", SYSTEM, *settings, *wait)
+    kept = _values_that_stay(client, settings, progress)
+    argv = client.helm("upgrade", "--install", RELEASE, chart, "-n", SYSTEM, *kept, *settings, *wait)
     try:
         progress.run(argv, what="helm install", log=cache.logs / "demo.log", timeout=INSTALL_SECONDS + 60)
     except ClusterError as error:
@@ -122,6 +125,32 @@ def _install(client: Client, values: list[str], cache: Cache, progress: Progress
         events = output(client.kubectl("get", "events", "-n", SYSTEM, "--sort-by=.lastTimestamp"))
         raise ClusterError(f"{error}\n\nPods:\n{pods}\nEvents:\n{events}") from error
     progress.say("  the operator is ready")
+
+
+def _values_that_stay(client: Client, settings: list[str], progress: Progress) -> list[str]:
+    """What keeps the values that somebody has given the release since the demo ran before; and says what becomes of
+    them. `settings`: the demo's own, which hold in any case."""
+    values = output(client.helm("get", "values", RELEASE, "-n", SYSTEM, "-o", "json"))
+    if values is None:
+        return []
+    mine = {setting.partition("=")[0] for setting in settings}
+    theirs = sorted(set(flat(json.loads(values) or {})) - mine)
+    if KEEP_VALUES in (output(client.helm("upgrade", "--help")) or ""):
+        if theirs:
+            progress.say(f"  values that were set before stay: {', '.join(theirs)}")
+        return [KEEP_VALUES]
+    if theirs:
+        progress.say(f"  this helm is older than 3.14: values that were set before are reset: {', '.join(theirs)}")
+    return []
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> list[str]:
+    """The paths of a tree of values, as `--set` names them."""
+    found: list[str] = []
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        found += flat(value, f"{path}.") if isinstance(value, dict) and value else [path]
+    return found
 
 
 def _wait_for_ticks(client: Client, progress: Progress) -> None:
@@ -185,9 +214,24 @@ done in {progress.elapsed:.0f} s. What to try next, in this shell:
   kubectl apply -n {NAMESPACE} -f examples/04-drained/       # stop its Pod and see it drain
   kubectl describe leasedjob {JOB} -n {NAMESPACE}
 
+{workload_images(cluster)}
+A mistake of yours shows as READY False, or in `kubectl leasedjob runs NAME -o wide`; docs/reference/troubleshooting.md
+goes on from there. `helm upgrade {RELEASE} charts/leasedjob -n {SYSTEM} {KEEP_VALUES} --set KEY=VALUE` changes a value.
+
   make demo-down                                        # removes all of it
 """,
         flush=True,
+    )
+
+
+def workload_images(cluster: Cluster) -> str:
+    """Which image a job of one's own may use, in words."""
+    here = "is in the cluster already, and runs sh and python3"
+    if cluster.source is source.Source.USER:
+        here = "is what the examples use"
+    return (
+        f"For a job of your own: the image {PUBLIC_BASE_IMAGE} {here}. Any other one has to be\n"
+        "pulled by the cluster; until it is there the run is Pending, ErrImagePull."
     )
 
 

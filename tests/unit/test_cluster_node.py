@@ -9,12 +9,15 @@ import os
 import tarfile
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.cluster import archive, demo, lifecycle, onenode
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError
+from tests.cluster.source import Source
 
 
 @pytest.fixture
@@ -146,6 +149,43 @@ def test_the_demo_counts_runs_that_have_ended() -> None:
     assert demo.finished(job) == {"2026-07-20T03:00:00Z": "Success", "2026-07-20T03:01:00Z": "Failed"}
     assert demo.finished(None) == {}
     assert demo.finished({"status": {}}) == {}
+
+
+SETTINGS = ["--set", "postgresql.embedded=true", "--set-string", "image.tag=2"]
+
+
+@pytest.mark.parametrize(
+    ("values", "helm_help", "argument", "said"),
+    [
+        (None, "--reset-then-reuse-values", [], ""),
+        ({"postgresql": {"embedded": True}, "image": {"tag": "1"}}, "", [], ""),
+        ({"replicas": 3}, "--reset-then-reuse-values", ["--reset-then-reuse-values"], "set before stay: replicas"),
+        ({"image": {"tag": "1", "pullPolicy": "Always"}}, "", [], "are reset: image.pullPolicy"),
+    ],
+    ids=["first run", "its own values", "kept", "an old helm"],
+)
+def test_a_second_run_of_the_demo_does_not_reset_values_in_silence(
+    monkeypatch: pytest.MonkeyPatch, values: Any, helm_help: str, argument: list[str], said: str
+) -> None:
+    def output(argv: list[str]) -> str | None:
+        if argv[-1] == "--help":
+            return helm_help
+        return None if values is None else json.dumps(values)
+
+    told: list[str] = []
+    client = SimpleNamespace(helm=lambda *words: ["helm", *words])
+    monkeypatch.setattr(demo, "output", output)
+    kept = demo._values_that_stay(client, SETTINGS, SimpleNamespace(say=told.append))  # type: ignore[arg-type]
+    assert kept == argument
+    assert said in "".join(told)
+    assert bool(told) == bool(said)
+
+
+@pytest.mark.parametrize("where", list(Source))
+def test_the_demo_says_which_image_a_job_of_ones_own_may_use(where: Source) -> None:
+    said = demo.workload_images(SimpleNamespace(source=where))  # type: ignore[arg-type]
+    assert "python:3.13-slim-trixie" in said
+    assert ("in the cluster already" in said) == (where is not Source.USER)
 
 
 def test_the_demo_says_what_it_waits_for() -> None:
