@@ -172,6 +172,28 @@ def test_an_old_secret_from_a_backup_is_replaced(bench: Bench) -> None:
     _settled(bench, Slot.A)
 
 
+def test_a_namespace_without_leasedjobs_loses_its_old_credential_and_gets_a_new_one(bench: Bench) -> None:
+    bench.operator("op-1", **QUICK)
+    kubelet = _running(bench, "job")
+    kubelet.end(0)
+    bench.row_when("job", lambda r: r["status"] == "SUCCESS", "done")
+    old = _files(bench.folder / "old", _secret(bench))
+    bench.delete("job")
+    _grow_old(bench)
+
+    def refused() -> bool:
+        try:
+            connect_sync(old).close()
+        except DatabaseRefusedError:
+            return True
+        return False
+
+    wait_until("its password opens nothing", refused, 60)
+    assert _secret(bench)["user"] == _role(bench, Slot.A), "the Secret is left as it is"
+    _running(bench, "next").end(0)
+    _settled(bench, Slot.B)
+
+
 def test_the_database_has_moved(bench: Bench) -> None:
     """The operator's own Secret names another address, and the namespaces' Secrets follow without a restart."""
     bench.operator()

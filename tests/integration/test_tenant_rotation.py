@@ -153,7 +153,7 @@ async def test_a_session_that_makes_objects_does_not_hold_up_its_end(owner: Conn
 
 async def test_who_has_news(owner: Connection, database: Database) -> None:
     async def news(rotate_after: timedelta) -> list[str]:
-        return await tenants_with_news(owner, CLUSTER, rotate_after=rotate_after)
+        return await tenants_with_news(owner, CLUSTER, in_use={NAMESPACE, "bank"}, rotate_after=rotate_after)
 
     state = await tenant_state(owner, CLUSTER, NAMESPACE)
     await tenant_state(owner, CLUSTER, "bank")
@@ -175,6 +175,32 @@ async def test_who_has_news(owner: Connection, database: Database) -> None:
     assert await news(timedelta(0)) == [NAMESPACE], "what was begun is brought to its end"
     assert await retire_slot(owner, CLUSTER, NAMESPACE)
     assert await news(timedelta(0)) == []
+
+
+async def test_a_namespace_that_nobody_uses_has_news_while_its_old_credential_works(
+    owner: Connection, database: Database, store: OperatorStore, minute: datetime
+) -> None:
+    async def news() -> list[str]:
+        return await tenants_with_news(owner, CLUSTER, in_use=(), rotate_after=DAY)
+
+    await tenant_state(owner, CLUSTER, NAMESPACE)
+    database.rows("UPDATE leasedjob.tenant SET slot_since = slot_since - interval '25 hours'")
+    assert await news() == [], "it has no credential"
+    await ensure(owner, Slot.A, "one")
+    await registered(store)
+    run = await claimed(store, minute)
+    assert await news() == [], "its LeasedJob is gone, but a run of it isn't"
+    assert run.id is not None
+    assert run.owner_token is not None
+    assert await store.release_claim(run.id, run.owner_token, reason="x")
+    assert await news() == [NAMESPACE]
+    state = await tenant_state(owner, CLUSTER, NAMESPACE)
+    assert await switch_slot(owner, CLUSTER, NAMESPACE, overlap=AT_ONCE, decided_on=state)
+    assert await retire_slot(owner, CLUSTER, NAMESPACE)
+    with pytest.raises(DatabaseRefusedError):
+        login(database, Slot.A, "one")
+    database.rows("UPDATE leasedjob.tenant SET slot_since = slot_since - interval '25 hours'")
+    assert await news() == [], "once is enough"
 
 
 async def test_a_role_that_somebody_dropped_is_no_obstacle(owner: Connection, database: Database) -> None:

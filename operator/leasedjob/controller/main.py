@@ -69,7 +69,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         actor = Actor(settings, kube, store, tenants, events, clock, metrics)
         engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
         actor.cache = engine.cache
-        rotator = Rotator(tenants, lambda: {namespace for namespace, _ in engine.cache.jobs})
+        rotator = Rotator(tenants, lambda: {namespace for namespace, _ in engine.cache.jobs} if engine.fresh else None)
         loops = {
             "agenda": engine.agenda.run(),
             "events": events.run(),

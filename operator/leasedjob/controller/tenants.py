@@ -92,7 +92,7 @@ class TenantSecrets:
         sessions that disturb others. What went wrong, by namespace: the others are done all the same.
 
         Args:
-            namespaces: those with LeasedJobs. Elsewhere nothing new is written.
+            namespaces: those with LeasedJobs. Elsewhere an old credential is disabled, and no new one is written.
         """
         if not self._settings.sidecar_secret_create:
             return {}
@@ -101,7 +101,9 @@ class TenantSecrets:
         async with await self._connect() as connection:
             for role in await end_overdue_sessions(connection):
                 log.warning("ended a session of database role %s: its transaction had been open for too long", role)
-            found = await tenants_with_news(connection, self._settings.cluster, rotate_after=rotate_after)
+            found = await tenants_with_news(
+                connection, self._settings.cluster, in_use=namespaces, rotate_after=rotate_after
+            )
             for namespace in found:
                 if self._settings.namespaces and namespace not in self._settings.namespaces:
                     continue
@@ -110,13 +112,22 @@ class TenantSecrets:
                         async with self._locks.setdefault(namespace, asyncio.Lock()):
                             await self._look(connection, namespace, rotate_after, retire=True)
                     else:
-                        await retire_slot(connection, self._settings.cluster, namespace)
+                        await self._lay_down(connection, namespace)
                 except (KubeError, DatabaseRefusedError) as e:
                     trouble[namespace] = str(e)
                 except DatabaseUnavailableError as e:
                     if e.kind != FaultKind.BUSY:
                         raise
         return trouble
+
+    async def _lay_down(self, connection: AsyncConnection[Any], namespace: str) -> None:
+        """Without LeasedJobs, perhaps without its namespace: nobody needs a credential until one comes."""
+        cluster = self._settings.cluster
+        state = await tenant_state(connection, cluster, namespace)
+        if state.retirable or await switch_slot(connection, cluster, namespace, overlap=timedelta(0), decided_on=state):
+            if await retire_slot(connection, cluster, namespace):
+                log.info("disabled the database credential of namespace %s, which has no LeasedJobs", namespace)
+            self.forget(namespace)
 
     def _fresh(self, namespace: str) -> bool:
         done = self._done.get(namespace)
@@ -284,17 +295,20 @@ class Rotator:
     """The loop that keeps credentials young.
 
     Args:
-        namespaces: those with LeasedJobs, as known now.
+        namespaces: those with LeasedJobs; None while that isn't known.
     """
 
-    def __init__(self, tenants: TenantSecrets, namespaces: Callable[[], Collection[str]]) -> None:
+    def __init__(self, tenants: TenantSecrets, namespaces: Callable[[], Collection[str] | None]) -> None:
         self._tenants = tenants
         self._namespaces = namespaces
         self._trouble: Mapping[str, str] = {}
 
     async def step(self) -> None:
         """One look at all of them; what goes wrong is logged when it is news."""
-        trouble = await self._tenants.renew(self._namespaces())
+        namespaces = self._namespaces()
+        if namespaces is None:
+            return
+        trouble = await self._tenants.renew(namespaces)
         for namespace, why in trouble.items():
             if self._trouble.get(namespace) != why:
                 log.warning("the database credential of namespace %s can't be rotated: %s", namespace, why)

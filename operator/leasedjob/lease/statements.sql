@@ -144,14 +144,19 @@ UPDATE leasedjob.tenant t SET generation = t.generation + 1
 RETURNING t.generation;
 
 -- name: tenants_with_news
--- Tenants of a cluster whose credential is old enough to be rotated, or whose former slot's time is over; in any order,
--- so that several replicas don't all begin with the same one.
+-- Tenants of a cluster whose credential is old, or whose former slot's time is over; in any order, so that several
+-- replicas don't all begin with the same one. Where nothing runs and nobody has a LeasedJob, an old credential is of
+-- interest as long as it works.
 SELECT t.tenant
   FROM leasedjob.tenant t
  WHERE starts_with(t.tenant, %(cluster)s || '/')
    AND (t.retire_at <= clock_timestamp()
-        OR t.retire_at IS NULL AND %(rotate_after_ms)s > 0
-           AND t.slot_since <= clock_timestamp() - %(rotate_after_ms)s * interval '1 millisecond')
+        OR (t.retire_at IS NULL AND %(rotate_after_ms)s > 0
+            AND t.slot_since <= clock_timestamp() - %(rotate_after_ms)s * interval '1 millisecond'
+            AND (t.tenant = ANY (%(in_use)s::text[])
+                 OR (EXISTS (SELECT FROM leasedjob.tenant_role r WHERE r.tenant = t.tenant)
+                     AND NOT EXISTS (SELECT FROM leasedjob.job_scheduler s
+                                      WHERE s.tenant = t.tenant AND s.status = 'RUNNING')))))
  ORDER BY random()
  LIMIT %(limit)s;
 

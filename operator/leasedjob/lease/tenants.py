@@ -26,7 +26,7 @@ from leasedjob.lease.database import FaultKind, translated
 from leasedjob.lease.statements import statement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from psycopg import AsyncConnection, AsyncCursor
 
@@ -199,7 +199,9 @@ async def switch_slot(
     connection: AsyncConnection[Any], cluster: str, namespace: str, *, overlap: timedelta, decided_on: TenantState
 ) -> bool:
     """The Secret names the other slot: it is current from now on, and the former one's time ends after `overlap`.
-    False if `decided_on` holds no more."""
+    False if `decided_on` holds no more.
+
+    A switch to a slot that isn't in force leaves the tenant without a credential, until somebody needs one."""
     parameters = {
         "tenant": tenant_of(cluster, namespace),
         "slot": decided_on.slot.other,
@@ -291,15 +293,22 @@ async def end_overdue_sessions(
 
 
 async def tenants_with_news(
-    connection: AsyncConnection[Any], cluster: str, *, rotate_after: timedelta, limit: int = 100
+    connection: AsyncConnection[Any],
+    cluster: str,
+    *,
+    in_use: Collection[str],
+    rotate_after: timedelta,
+    limit: int = 100,
 ) -> list[str]:
-    """Namespaces of this cluster whose credential is to be rotated, or whose former slot is to be disabled.
+    """Namespaces of this cluster whose credential is old, or whose former slot is to be disabled.
 
     Args:
+        in_use: the namespaces with LeasedJobs. Others are named if their old credential works still and nothing runs.
         rotate_after: zero: credentials don't grow old.
     """
     parameters = {
         "cluster": cluster,
+        "in_use": [tenant_of(cluster, namespace) for namespace in in_use],
         "rotate_after_ms": round(rotate_after.total_seconds() * 1000),
         "limit": limit,
     }
