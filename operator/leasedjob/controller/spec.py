@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from leasedjob.api.problem import Reason
+from leasedjob.api.problem import Problem, Reason, reason_for
 from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
 from leasedjob.controller.cache import Entry
 from leasedjob.controller.model import Policy
@@ -46,7 +46,8 @@ def derive(entry: Entry, settings: Settings) -> None:
         policy = policy_of(parsed, code)
     except InvalidScheduleError as e:
         entry.policy = entry.registration = None
-        entry.problem = Reason.INVALID_SCHEDULE.value, str(e)
+        problem = Problem(f"spec.{e.field}", reason_for(e.field), e.message)
+        entry.problem = problem.reason.value, str(problem)
         return
     entry.policy = policy
     entry.warning = "; ".join(policy.schedule.warnings) if policy.schedule else ""
@@ -78,7 +79,8 @@ def _code(entry: Entry, spec_code: str | None, settings: Settings) -> str | None
     try:
         return job_code(entry.namespace, entry.name, spec_code, settings.shared_codes)
     except InvalidJobIdentityOptionsError as e:
-        entry.problem = entry.problem or (Reason.INVALID_CODE.value, f"spec.code: {e}")
+        problem = Problem("spec.code", Reason.INVALID_CODE, str(e))
+        entry.problem = entry.problem or (problem.reason.value, str(problem))
         return None
 
 
