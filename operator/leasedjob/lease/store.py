@@ -124,34 +124,18 @@ class OperatorStore:
         """Asks for all these runs in one round trip; one answer per request, in the order given."""
         if not requests:
             return []
-        raw = [_claim_json(ordinal, request) for ordinal, request in enumerate(requests)]
-        rows = await self._rows("claim_runs", cluster=cluster, requests=json.dumps(raw))
-        return [
-            ClaimResult(verdict=ClaimVerdict(row["verdict"]), **{name: row[name] for name in _CLAIM_FIELDS})
-            for row in rows
-        ]
-
-    async def record_ticks(self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange]) -> Recorded:
-        """Writes tick ranges to the ledger and moves the watermark to `through`, where nothing is to be claimed."""
-        (row,) = await self._rows(
-            "record_ticks", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
-        )
-        return Recorded(**row)
-
-    async def renew_claims(self, cluster: str, ids: Collection[UUID]) -> set[UUID]:
-        """Extends unadopted claims of this cluster; the ids that were extended."""
         pruned = await self._pruned([r.identity for r in requests if r.manual and r.tick is not None])
         asked = [r for r in requests if not (r.manual and r.identity in pruned)]
         answers = iter(await self._claim(cluster, asked) if asked else ())
         return [pruned[r.identity] if r.manual and r.identity in pruned else next(answers) for r in requests]
 
     async def _claim(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        return set(await self._value("renew_claims", cluster=cluster, ids=list(ids))) if ids else set()
-
-    async def release_claim(self, id: UUID, claim_token: UUID, *, reason: str, retry_ms: int | None = 0) -> bool:
-        """Gives an unadopted claim back: FAIL `{released: true}`, claimable again after `retry_ms` (None: never).
-
-        False: it is no longer an unadopted claim with this token.
+        raw = [_claim_json(ordinal, request) for ordinal, request in enumerate(requests)]
+        rows = await self._rows("claim_runs", cluster=cluster, requests=json.dumps(raw))
+        return [
+            ClaimResult(verdict=ClaimVerdict(row["verdict"]), **{name: row[name] for name in _CLAIM_FIELDS})
+            for row in rows
+        ]
 
     async def _pruned(self, identities: Sequence[RunIdentity]) -> dict[RunIdentity, ClaimResult]:
         """Those of them whose time is pruned. (A mark that moves after this look is seen where the row is inserted.)"""
@@ -165,6 +149,22 @@ class OperatorStore:
         )
         found = {row["lock_key"]: ClaimResult(verdict=ClaimVerdict.PRUNED, db_now=row["db_now"]) for row in rows}
         return {i: found[i.lock_key] for i in identities if i.lock_key in found}
+
+    async def record_ticks(self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange]) -> Recorded:
+        """Writes tick ranges to the ledger and moves the watermark to `through`, where nothing is to be claimed."""
+        (row,) = await self._rows(
+            "record_ticks", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
+        )
+        return Recorded(**row)
+
+    async def renew_claims(self, cluster: str, ids: Collection[UUID]) -> set[UUID]:
+        """Extends unadopted claims of this cluster; the ids that were extended."""
+        return set(await self._value("renew_claims", cluster=cluster, ids=list(ids))) if ids else set()
+
+    async def release_claim(self, id: UUID, claim_token: UUID, *, reason: str, retry_ms: int | None = 0) -> bool:
+        """Gives an unadopted claim back: FAIL `{released: true}`, claimable again after `retry_ms` (None: never).
+
+        False: it is no longer an unadopted claim with this token.
 
         Raises:
             DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.
