@@ -1,12 +1,13 @@
 """Faults in a running one-node cluster: what a network, a node or a freezing machine can do to a Pod.
 
-All but `partition` hit the whole node, and so every test that runs at the same time.
+What is done to a component hits the whole node, and so every test that runs at the same time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -22,6 +23,7 @@ class Faults:
         self.node = node
         self._tables: set[str] = set()
         self._stopped: set[str] = set()
+        self._killed: set[str] = set()
         self._frozen: set[Path] = set()
 
     def inside(self, *argv: str, check: bool = True, timeout: float = 30) -> str:
@@ -65,6 +67,7 @@ class Faults:
         """Ends a component with SIGKILL; `start` brings it back."""
         self._signal(component, signal.SIGKILL)
         self._stopped.discard(component)
+        self._killed.add(component)
 
     def start(self, component: str) -> None:
         """Starts a component that was killed, as the cluster's first process had started it."""
@@ -72,6 +75,28 @@ class Faults:
         path = f"PATH={self.node.binaries}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin HOME=/root"
         script = f"{path} setsid {command} >> log/{component}.log 2>&1 < /dev/null & echo $! > pids/{component}.pid"
         self.inside("bash", "-c", script)
+        self._killed.discard(component)
+
+    def crash(self) -> None:
+        """The node dies: kubelet, containerd and every process of every container; `recover` brings it back."""
+        self.kill("kubelet")
+        self.kill("containerd")
+        # In the cluster's own process namespace, so no other cluster's.
+        shims = 'for p in /proc/[0-9]*; do [ "$(cat $p/comm)" != containerd-shim ] || echo ${p#/proc/}; done'
+        self.inside("bash", "-c", f"kill -{int(signal.SIGKILL)} $({shims}) || true")
+        for group in (lifecycle.CGROUP_ROOT / "pids" / self.node.cgroup, lifecycle.CGROUP_ROOT / self.node.cgroup):
+            for procs in group.rglob("cgroup.procs"):
+                for pid in procs.read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+
+    def recover(self) -> None:
+        """Starts what was killed, containerd before the kubelet."""
+        for component in sorted(self._killed):
+            self.start(component)
+            if component == "containerd":  # without it the kubelet ends at once
+                answers = shlex.join(self.node.ctr("version"))
+                self.inside("bash", "-c", f"until {answers} > /dev/null 2>&1; do sleep 0.1; done", timeout=60)
 
     # --- containers --------------------------------------------------------------------------------------------------
     def container_pid(self, container_id: str) -> int:
@@ -87,13 +112,21 @@ class Faults:
         """A signal from the host to a container's first process: SIGKILL and SIGSTOP work even there."""
         os.kill(self.container_pid(container_id), sign)
 
-    def freeze(self, container_id: str | None = None) -> None:
-        """Freezes one container, or all of the node's, with the cgroup freezer; `thaw` lets them go on."""
+    def freeze(self, container_id: str) -> None:
+        """Freezes one container with the cgroup freezer; `thaw` lets it go on."""
+        self._freeze(container_id.rpartition("/")[2])
+
+    def freeze_pod(self, uid: str) -> None:
+        """Freezes all containers of a Pod at once, its sidecars included."""
+        self._freeze(f"pod{uid}")
+
+    def _freeze(self, name: str) -> None:
         root = lifecycle.CGROUP_ROOT / "freezer" / self.node.cgroup
         if not root.is_dir():  # cgroup v2
             root = lifecycle.CGROUP_ROOT / self.node.cgroup
-        wanted = (container_id or "").rpartition("/")[2]
-        group = next(root.rglob(wanted)) if wanted else root
+        group = next(root.rglob(name), None)
+        if group is None:
+            raise AssertionError(f"no cgroup {name}")
         self._frozen.add(group)
         self._set_frozen(group, True)
 
@@ -115,6 +148,7 @@ class Faults:
         self.thaw()
         for component in list(self._stopped):
             self.resume(component)
+        self.recover()
         for table in list(self._tables):
             self.inside("nft", "delete", "table", "ip", table, check=False)
             self._tables.discard(table)

@@ -17,6 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from leasedjob.lease.trust import Timing
 from tests.cluster import database, faults, source
 from tests.cluster.database import Database
 from tests.cluster.layout import REPOSITORY, Cache
@@ -40,6 +41,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+
+
+class Measured:
+    """Takes down what a test measured; the run's summary shows it."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._properties = request.node.user_properties
+
+    def __call__(self, text: str) -> None:
+        print(text)
+        self._properties.append(("measured", text))
+
+    def loss(self, what: str, seconds: float, timing: Timing) -> None:
+        """How long a workload ran on after its lease was lost, beside the time that the rule allows for it."""
+        self(
+            f"{what}: {seconds:.1f} s from the loss to the workload's end; fence budget {timing.fence_budget:.0f} s"
+            f" (detection {timing.probe.detection} + grace {timing.grace} + 5), heartbeat {timing.heartbeat} s"
+        )
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Measured:
+    return Measured(request)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [r for reports in terminalreporter.stats.values() for r in reports if isinstance(r, pytest.TestReport)]
+    lines = [text for r in reports if r.when == "call" for name, text in r.user_properties if name == "measured"]
+    if lines:
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(str(line))
 
 
 @pytest.fixture(scope="session")
@@ -148,8 +181,11 @@ def install(kubectl: Kubectl, helm: Helm, postgres: Database, values: list[str])
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, cache: Cache, helm: Helm, cluster_kubectl: Kubectl, postgres: Database) -> Release:
-    """The chart installed with two replicas, once for each run of the tests, by whichever process comes first."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+    """The chart installed with two replicas, once for each run of the tests, by whichever process comes first.
+
+    LEASEDJOB_E2E_RUN names a run that consists of several calls of pytest.
+    """
+    run = os.environ.get("LEASEDJOB_E2E_RUN") or os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
     stamp = cache.root / f"e2e-{CLUSTER}.json"
     with (cache.root / f"e2e-{CLUSTER}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -185,6 +221,29 @@ def namespace(cluster_kubectl: Kubectl) -> Iterator[str]:
 def kubectl(cluster_kubectl: Kubectl, namespace: str) -> Kubectl:
     """kubectl in the test's own namespace."""
     return cluster_kubectl.within(namespace)
+
+
+@pytest.fixture
+def open_kubectl(cluster_kubectl: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own without Pod Security, for a hostPath volume that outlives Pods."""
+    name = f"e2e-{uuid.uuid4().hex[:10]}"
+    labels = {"leasedjob.io/test": "true"}
+    cluster_kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield cluster_kubectl.within(name)
+    cluster_kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def marks(cluster: Cluster, tmp_path: Path) -> Path:
+    """A folder of this machine that the workload's containers write to (tests/e2e/marks.py)."""
+    if cluster.node is None:
+        pytest.skip("Pods can share a folder with the test only in the one-node cluster")
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for parent in folder.parents[:3]:
+        parent.chmod(0o755)
+    return folder
 
 
 @pytest.fixture

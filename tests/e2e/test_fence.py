@@ -2,80 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Iterator
+import signal
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from leasedjob import protocol
 from leasedjob.lease.trust import Timing
 from tests.cluster.faults import Faults
-from tests.e2e.conftest import Release
-from tests.e2e.jobs import NEVER, SHORT, container, leased_job, run_of
-from tests.e2e.kube import Json, Kubectl
+from tests.e2e.conftest import Measured, Release
+from tests.e2e.jobs import SHORT, run_of
+from tests.e2e.kube import Kubectl
+from tests.e2e.marks import marked_job, read
 from tests.e2e.test_path import _running, rows
 
 TIMING = Timing(SHORT["lease"]["durationSeconds"], SHORT["lease"]["heartbeatSeconds"], 6, 0)
 
-# Writes a line each 50 ms to a file of its own on the volume, so that its last moment is known however it ends.
-MARKS = """
-    import json, os, signal, time
-    path = f"/marks/{os.environ['LEASEDJOB_ATTEMPT']}"
-    def mark(what):
-        with open(path, "a") as f:
-            f.write(json.dumps({"at": time.time(), "what": what, "token": int(os.environ["LEASEDJOB_FENCING_TOKEN"]),
-                                "key": os.environ["LEASEDJOB_IDEMPOTENCY_KEY"]}) + "\\n")
-    signal.signal(signal.SIGTERM, lambda *_: mark("term"))
-    mark("start")
-    while True:
-        mark("alive")
-        time.sleep(0.05)
-"""
-
-
-@pytest.fixture
-def open_kubectl(cluster_kubectl: Kubectl) -> Iterator[Kubectl]:
-    """A namespace without Pod Security, for a hostPath volume that outlives Pods."""
-    name = f"e2e-{uuid.uuid4().hex[:10]}"
-    body = {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": name, "labels": {"leasedjob.io/test": "true"}},
-    }
-    cluster_kubectl.apply(body)
-    yield cluster_kubectl.within(name)
-    cluster_kubectl.run("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture
-def marks(tmp_path: Path) -> Path:
-    """A folder of this machine that the workload's containers write to."""
-    folder = tmp_path / "marks"
-    folder.mkdir()
-    folder.chmod(0o777)
-    for parent in folder.parents[:3]:
-        parent.chmod(0o755)
-    return folder
-
-
-def read(folder: Path, attempt: int) -> list[Json]:
-    path = folder / str(attempt)
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def marked_job(name: str, folder: Path, program: str = MARKS, timing: Json = SHORT) -> Json:
-    mount = [{"name": "marks", "mountPath": "/marks"}]
-    volume = [{"name": "marks", "hostPath": {"path": str(folder)}}]
-    main = container(program, volumeMounts=mount)
-    return leased_job(name, containers=[main], schedule=NEVER, pod={"volumes": volume}, **timing)
-
 
 def test_cut_off_from_the_database_it_stops_before_its_lease_expires(
-    open_kubectl: Kubectl, db: psycopg.Connection, node_faults: Faults, release: Release, marks: Path
+    open_kubectl: Kubectl,
+    db: psycopg.Connection,
+    node_faults: Faults,
+    release: Release,
+    marks: Path,
+    measured: Measured,
 ) -> None:
     kubectl, namespace = open_kubectl, open_kubectl.namespace
     kubectl.apply(marked_job("cut", marks), run_of("cut", "now"))
@@ -106,11 +56,10 @@ def test_cut_off_from_the_database_it_stops_before_its_lease_expires(
     assert again["interruptions"] == 1
     assert again["failures"] == 0
     trusted = before["modified_at"].timestamp() + TIMING.trust
-    print(
-        f"trust ended {trusted - before['modified_at'].timestamp():.1f} s after the last heartbeat; workload ended"
-        f" {first[-1]['at'] - trusted:.1f} s later (fence budget {TIMING.fence_budget:.0f} s),"
-        f" {float(expiry[0]) - first[-1]['at']:.1f} s before the lease's expiry;"
-        f" the next workload began {second[0]['at'] - first[-1]['at']:.1f} s after it"
+    measured.loss("cut off from the database, SIGTERM ignored, from the trust's end", first[-1]["at"] - trusted, TIMING)
+    measured(
+        f"cut off from the database: the workload ended {float(expiry[0]) - first[-1]['at']:.1f} s before the lease's"
+        f" expiry, the next one began {second[0]['at'] - first[-1]['at']:.1f} s after that end"
     )
     kubectl("delete", "leasedjob", "cut", "--timeout=30s")
 
@@ -118,8 +67,6 @@ def test_cut_off_from_the_database_it_stops_before_its_lease_expires(
 def test_a_sidecar_that_is_killed_once_recovers_and_the_workload_lives(
     open_kubectl: Kubectl, db: psycopg.Connection, node_faults: Faults, marks: Path
 ) -> None:
-    import signal
-
     kubectl, namespace = open_kubectl, open_kubectl.namespace
     # The kubelet takes some seconds to restart a sidecar; the default detection of 20 s has room for that.
     timing = {**SHORT, "lease": {"durationSeconds": 200, "heartbeatSeconds": 10}}

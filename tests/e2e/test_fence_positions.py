@@ -18,31 +18,16 @@ import pytest
 from leasedjob import protocol
 from leasedjob.lease.trust import Timing
 from tests.cluster.faults import Faults
+from tests.e2e.conftest import Measured
 from tests.e2e.jobs import NEVER, SHORT, container, leased_job, run_of
 from tests.e2e.kube import Json, Kubectl
-from tests.e2e.test_fence import marked_job, marks, open_kubectl, read  # noqa: F401 - fixtures
+from tests.e2e.marks import ends_with, marked_job, read
 from tests.e2e.test_path import _running, pods, rows
 
 GRACE = SHORT["shutdown"]["terminationGracePeriodSeconds"]
 TIMING = Timing(SHORT["lease"]["durationSeconds"], SHORT["lease"]["heartbeatSeconds"], GRACE, 0)
 # From the loss: until the next heartbeat, until the kubelet has noticed, the grace period, and 4 s for the kubelet.
 STOPPED_WITHIN = TIMING.heartbeat + TIMING.probe.detection + GRACE + 4
-
-# As in test_fence, but it ends by itself at SIGTERM, with this exit code.
-ENDS_WITH = """
-    import os, signal, time
-    def mark(what):
-        with open(f"/marks/{{os.environ['LEASEDJOB_ATTEMPT']}}", "a") as f:
-            f.write('{{"at": %f, "what": "%s"}}\\n' % (time.time(), what))
-    def term(*_):
-        mark("term")
-        raise SystemExit({code})
-    signal.signal(signal.SIGTERM, term)
-    mark("start")
-    while True:
-        mark("alive")
-        time.sleep(0.05)
-"""
 
 
 def steal(db: psycopg.Connection, namespace: str, job: str) -> None:
@@ -71,22 +56,21 @@ def start(kubectl: Kubectl, job: Json, folder: Path) -> Json:
 
 @pytest.mark.parametrize("code", [0, 143])
 def test_a_workload_whose_lease_is_another_s_stops_and_is_no_success(
-    open_kubectl: Kubectl,  # noqa: F811
+    open_kubectl: Kubectl,
     db: psycopg.Connection,
-    marks: Path,  # noqa: F811
+    marks: Path,
     code: int,
+    measured: Measured,
 ) -> None:
     kubectl, namespace = open_kubectl, open_kubectl.namespace
-    pod = start(kubectl, marked_job("stolen", marks, ENDS_WITH.format(code=code)), marks)
+    pod = start(kubectl, marked_job("stolen", marks, ends_with(code)), marks)
     began = time.time()
     steal(db, namespace, "stolen")
     kubectl.wait("the Pod has ended", lambda: ended(kubectl, pod["metadata"]["name"]), timeout=STOPPED_WITHIN + 15)
     last = read(marks, 1)[-1]
-    assert last["what"] == "term"
+    assert [m["what"] for m in read(marks, 1)][-2:] == ["term", "end"]
     assert last["at"] - began <= STOPPED_WITHIN
-    print(
-        f"exit {code}: {last['at'] - began:.1f} s from the loss to the end (fence budget {TIMING.fence_budget:.0f} s)"
-    )
+    measured.loss(f"lease lost, exit {code}", last["at"] - began, TIMING)
     # Nobody else finished it: released by the operator, and tried again.
     row = kubectl.wait("attempt 2", lambda: reached(db, namespace, "stolen", 2), timeout=TIMING.duration + 30)
     assert row["status"] != "SUCCESS"
@@ -96,9 +80,10 @@ def test_a_workload_whose_lease_is_another_s_stops_and_is_no_success(
 
 
 def test_a_workload_that_ignores_sigterm_is_killed_before_its_lease_expires(
-    open_kubectl: Kubectl,  # noqa: F811
+    open_kubectl: Kubectl,
     db: psycopg.Connection,
-    marks: Path,  # noqa: F811
+    marks: Path,
+    measured: Measured,
 ) -> None:
     kubectl, namespace = open_kubectl, open_kubectl.namespace
     pod = start(kubectl, marked_job("deaf", marks), marks)
@@ -111,20 +96,21 @@ def test_a_workload_that_ignores_sigterm_is_killed_before_its_lease_expires(
     expiry = row["modified_at"] + timedelta(milliseconds=row["lease_ms"])
     assert first[-1]["at"] < expiry.timestamp()
     assert first[-1]["at"] - began <= STOPPED_WITHIN
-    print(f"deaf: {first[-1]['at'] - began:.1f} s from the loss to the kill")
+    measured.loss("lease lost, SIGTERM ignored", first[-1]["at"] - began, TIMING)
     kubectl("delete", "leasedjob", "deaf", "--timeout=30s")
 
 
 @pytest.mark.parametrize("fault", ["frozen", "killed for good"])
 def test_without_its_sidecar_a_workload_is_stopped_and_repeated_after_the_expiry(
-    open_kubectl: Kubectl,  # noqa: F811
+    open_kubectl: Kubectl,
     db: psycopg.Connection,
     node_faults: Faults,
-    marks: Path,  # noqa: F811
+    marks: Path,
     fault: str,
+    measured: Measured,
 ) -> None:
     kubectl, namespace = open_kubectl, open_kubectl.namespace
-    pod = start(kubectl, marked_job("lonely", marks, ENDS_WITH.format(code=0)), marks)
+    pod = start(kubectl, marked_job("lonely", marks, ends_with(0)), marks)
     name = pod["metadata"]["name"]
     began = time.time()
 
@@ -145,8 +131,10 @@ def test_without_its_sidecar_a_workload_is_stopped_and_repeated_after_the_expiry
     kubectl.wait("the workload has ended", strike, timeout=STOPPED_WITHIN + 20, every=0.2)
     last = read(marks, 1)[-1]
     row = kubectl.wait("attempt 2", lambda: reached(db, namespace, "lonely", 2), timeout=TIMING.duration + 40)
-    print(f"{fault}: {last['at'] - began:.1f} s from the fault to the workload's end")
-    assert last["what"] == "term", "it trapped SIGTERM and exited 0, which is no SUCCESS"
+    measured.loss(f"sidecar {fault}", last["at"] - began, TIMING)
+    assert [m["what"] for m in read(marks, 1)][-2:] == ["term", "end"], (
+        "it trapped SIGTERM and exited 0, which is no SUCCESS"
+    )
     assert row["failures"] == 0
     assert row["started_at"].timestamp() > last["at"]
     kubectl("delete", "leasedjob", "lonely", "--timeout=30s")
@@ -174,9 +162,9 @@ def test_a_lease_lost_during_the_users_init_containers_keeps_the_workload_from_s
 
 
 def test_a_lease_lost_after_the_deletion_began_changes_nothing_of_the_stop(
-    open_kubectl: Kubectl,  # noqa: F811
+    open_kubectl: Kubectl,
     db: psycopg.Connection,
-    marks: Path,  # noqa: F811
+    marks: Path,
 ) -> None:
     kubectl, namespace = open_kubectl, open_kubectl.namespace
     pod = start(kubectl, marked_job("late", marks), marks)
@@ -192,14 +180,15 @@ def test_a_lease_lost_after_the_deletion_began_changes_nothing_of_the_stop(
 
 
 def test_both_of_two_containers_are_stopped(
-    open_kubectl: Kubectl,  # noqa: F811
+    open_kubectl: Kubectl,
     db: psycopg.Connection,
-    marks: Path,  # noqa: F811
+    marks: Path,
+    measured: Measured,
 ) -> None:
     kubectl, namespace = open_kubectl, open_kubectl.namespace
     job = marked_job("pair", marks)
     (first,) = job["spec"]["template"]["spec"]["containers"]
-    program = first["command"][-1].replace("/marks/", "/marks/2-")
+    program = first["command"][-1].replace("/marks/{", "/marks/2-{")
     second = {**first, "name": "second", "command": [*first["command"][:-1], program]}
     job["spec"]["template"]["spec"]["containers"] = [first, second]
     pod = start(kubectl, job, marks)
@@ -207,7 +196,7 @@ def test_both_of_two_containers_are_stopped(
     steal(db, namespace, "pair")
     kubectl.wait("the Pod has ended", lambda: ended(kubectl, pod["metadata"]["name"]), timeout=STOPPED_WITHIN + 25)
     last = max(float(m["at"]) for m in (*read(marks, 1), *read_second(marks)))
-    print(f"two containers: {last - began:.1f} s from the loss to the end of the later one")
+    measured.loss("lease lost, two containers, the later one", last - began, TIMING)
     assert last - began <= STOPPED_WITHIN
     kubectl("delete", "leasedjob", "pair", "--timeout=30s")
 
