@@ -91,13 +91,13 @@ class TestTicks:
     def test_the_nearest_are_named(self) -> None:
         rome = b.policy(schedule=Schedule.parse("30 4 * * *", "Europe/Rome"))
         assert manual.tick_refusal(rome, b.T0) == (
-            'NotATick: 2026-07-20T03:00:00Z is no tick of "30 4 * * *" in Europe/Rome; '
+            'NotATick: spec.tick: 2026-07-20T03:00:00Z is no tick of "30 4 * * *" in Europe/Rome; '
             "the nearest: 2026-07-20T02:30:00Z and 2026-07-21T02:30:00Z"
         )
 
     def test_a_job_that_runs_once_has_none(self) -> None:
         found = manual.tick_refusal(b.policy(type=JobSchedulerType.INITIAL, schedule=None), b.T0)
-        assert found.startswith("NotATick: a LeasedJob of type Initial has no ticks")
+        assert found.startswith("NotATick: spec.tick: a LeasedJob of type Initial has no ticks")
 
     def test_it_is_refused(self) -> None:
         (asked,) = manual.requests(b.CODE, [b.run_body({"tick": "2026-07-20T03:00:01Z"})], b.policy())

@@ -121,6 +121,24 @@ class Kube:
             if not token:
                 return at_version, found
 
+    async def try_watch(
+        self, base: str, plural: str, namespace: str | None, *, label_selector: str, since: int
+    ) -> None:
+        """Begins a watch and lets it end at once: raises KubeError where it is refused."""
+        query = {"watch": "true", "timeoutSeconds": "5", "resourceVersion": str(since)}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        await self.call("GET", self._path(base, plural, namespace), query=query, begin_only=True)
+
+    async def _get(self, path: str) -> Json | None:
+        """What is there, or None."""
+        try:
+            return await self.call("GET", path)
+        except KubeError as e:
+            if e.status == 404:
+                return None
+            raise
+
     # --- Pods --------------------------------------------------------------------------------------------------------
 
     async def create_pod(self, pod: Json) -> Json:
@@ -128,12 +146,7 @@ class Kube:
 
     async def get_pod(self, namespace: str, name: str) -> Json | None:
         """The Pod as the API server has it now, or None."""
-        try:
-            return await self.call("GET", self._path("/api/v1", "pods", namespace, name))
-        except KubeError as e:
-            if e.status == 404:
-                return None
-            raise
+        return await self._get(self._path("/api/v1", "pods", namespace, name))
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
         """Ask for the Pod's graceful deletion, that UID only; False if it is gone or another one by now."""
@@ -159,12 +172,7 @@ class Kube:
         )
 
     async def get_object(self, plural: str, namespace: str, name: str) -> Json | None:
-        try:
-            return await self.call("GET", self._path(CRD_BASE, plural, namespace, name))
-        except KubeError as e:
-            if e.status == 404:
-                return None
-            raise
+        return await self._get(self._path(CRD_BASE, plural, namespace, name))
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
@@ -177,12 +185,7 @@ class Kube:
         return await self.call("PATCH", path, body, content_type="application/merge-patch+json")
 
     async def get_secret(self, namespace: str, name: str) -> Json | None:
-        try:
-            return await self.call("GET", self._path("/api/v1", "secrets", namespace, name))
-        except KubeError as e:
-            if e.status == 404:
-                return None
-            raise
+        return await self._get(self._path("/api/v1", "secrets", namespace, name))
 
     async def create_secret(self, secret: Json) -> Json:
         return await self.call("POST", self._path("/api/v1", "secrets", secret["metadata"]["namespace"]), secret)

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from leasedjob.api.problem import Problem, Reason
 from leasedjob.api.v1alpha1 import ConditionStatus, LeasedJobRunStatus, RunPhase, manual_run_key
 from leasedjob.controller.conditions import condition
 from leasedjob.controller.facts import parse_time
@@ -69,7 +70,7 @@ def run_key(body: Json) -> tuple[str, datetime | None]:
     if spec.get("tick"):
         tick = parse_time(spec["tick"])
         if tick is None or tick.microsecond:
-            raise ValueError(f"spec.tick: {spec['tick']!r} is not an RFC 3339 time on a whole second")
+            raise ValueError(_about_tick(f"{spec['tick']!r} is not an RFC 3339 time on a whole second"))
         return run_key_for(tick), tick
     return manual_run_key(meta["namespace"], meta["name"], meta["uid"]), None
 
@@ -79,13 +80,18 @@ def tick_refusal(policy: Policy, tick: datetime) -> str:
     schedule = policy.schedule
     if schedule is None:
         why = "a LeasedJob of type Initial has no ticks; without a tick this starts a run of its own"
-        return f"{RequestReason.NOT_A_TICK}: {why}"
-    if schedule.matches(tick):
+    elif schedule.matches(tick):
         return ""
-    found = (schedule.previous(tick), schedule.next(tick))
-    nearest = " and ".join(run_key_for(t) for t in found if t is not None)
-    said = f'{run_key_for(tick)} is no tick of "{schedule.expression}" in {schedule.time_zone}'
-    return f"{RequestReason.NOT_A_TICK}: {said}; the nearest: {nearest or 'none'}"
+    else:
+        found = (schedule.previous(tick), schedule.next(tick))
+        nearest = " and ".join(run_key_for(t) for t in found if t is not None) or "none"
+        said = f'is no tick of "{schedule.expression}" in {schedule.time_zone}'
+        why = f"{run_key_for(tick)} {said}; the nearest: {nearest}"
+    return f"{RequestReason.NOT_A_TICK}: {_about_tick(why)}"
+
+
+def _about_tick(message: str) -> str:
+    return str(Problem("spec.tick", Reason.INVALID_SPEC, message))
 
 
 def requests(code: str, bodies: Iterable[Json], policy: Policy | None = None) -> tuple[ManualRun, ...]:
@@ -146,7 +152,7 @@ def status(
             return _with(old, meta, "Cancelled", RequestReason.CANCELLED, "cancelled before it began", now, facts)
         if note:
             reason, _, message = note.partition(": ")
-            waits = reason in ("Overlap", "Pending")
+            waits = reason in WAITS
             return _with(old, meta, "Pending" if waits else "Refused", reason, message or reason, now, facts)
         if problem:
             return _with(old, meta, "Pending", RequestReason.JOB_NOT_READY, problem, now, facts)
