@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeVar
 from uuid import UUID, uuid4
 
 from psycopg.rows import DictRow
@@ -35,6 +35,7 @@ from leasedjob.lease.options import LEFT_OUT, Resolved, _LeftOut
 from leasedjob.lease.rows import JobSchedulerStatus, Outcome
 
 T = TypeVar("T")
+MYPY = False  # mypy takes it for True: it narrows `if result.acquired:`, pyright needs the lines that depend on this
 TRIES: Final = 5  # of a statement whose answer was lost, or that met a lock
 LONGEST_RETRY_SECONDS: Final = 5.0
 LONG_SECONDS: Final = 600.0
@@ -120,6 +121,11 @@ class JobAcquired:
         """What heartbeat, complete, fail and release take."""
         return JobLease(self.id, self.owner_token)
 
+    if TYPE_CHECKING and not MYPY:
+
+        @property
+        def reason(self) -> Never: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNotAcquired:
@@ -127,6 +133,23 @@ class JobNotAcquired:
 
     reason: NotAcquired
     acquired: Literal[False] = False
+
+    if TYPE_CHECKING and not MYPY:
+
+        @property
+        def row(self) -> Never: ...
+        @property
+        def id(self) -> Never: ...
+        @property
+        def owner_token(self) -> Never: ...
+        @property
+        def idempotency_key(self) -> Never: ...
+        @property
+        def attempt(self) -> Never: ...
+        @property
+        def fencing_token(self) -> Never: ...
+        @property
+        def lease(self) -> Never: ...
 
 
 JobAcquireResult = JobAcquired | JobNotAcquired

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
@@ -186,6 +186,22 @@ def _silence(ask: Ask, seconds: float) -> DatabaseUnavailableError:
     return DatabaseUnavailableError(f"the database did not answer {ask.name} within {seconds:g} s", FaultKind.TRANSIENT)
 
 
+class AsyncDecorator(Protocol):
+    """What `run_exclusive` without work is."""
+
+    def __call__(
+        self, work: Callable[Concatenate[JobExecutionLease, P], Awaitable[T]], /
+    ) -> Callable[P, Coroutine[Any, Any, RunExclusiveResult[T]]]: ...
+
+
+class SyncDecorator(Protocol):
+    """What `run_exclusive` without work is."""
+
+    def __call__(
+        self, work: Callable[Concatenate[JobExecutionLease, P], T], /
+    ) -> Callable[P, RunExclusiveResult[T]]: ...
+
+
 # --- asynchronous ----------------------------------------------------------------------------------------------------
 
 
@@ -213,8 +229,10 @@ class JobSchedulerService(_Operations):
         cancel_on_loss: bool = True,
     ) -> Coroutine[Any, Any, RunExclusiveResult[T]]: ...
     @overload
+    def run_exclusive(self, options: JobAcquireOptions, *, cancel_on_loss: bool = True) -> AsyncDecorator: ...
+    @overload
     def run_exclusive(
-        self, options: JobAcquireOptions | Callable[P, JobAcquireOptions], *, cancel_on_loss: bool = True
+        self, options: Callable[P, JobAcquireOptions], *, cancel_on_loss: bool = True
     ) -> Callable[
         [Callable[Concatenate[JobExecutionLease, P], Awaitable[T]]],
         Callable[P, Coroutine[Any, Any, RunExclusiveResult[T]]],
@@ -358,8 +376,10 @@ class SyncJobSchedulerService(_Operations):
         self, options: JobAcquireOptions, work: Callable[[JobExecutionLease], T]
     ) -> RunExclusiveResult[T]: ...
     @overload
+    def run_exclusive(self, options: JobAcquireOptions) -> SyncDecorator: ...
+    @overload
     def run_exclusive(
-        self, options: JobAcquireOptions | Callable[P, JobAcquireOptions]
+        self, options: Callable[P, JobAcquireOptions]
     ) -> Callable[[Callable[Concatenate[JobExecutionLease, P], T]], Callable[P, RunExclusiveResult[T]]]: ...
     def run_exclusive(self, options: Any = _NOTHING, work: Any = None) -> Any:
         """As JobSchedulerService.run_exclusive, function and decorator. A thread can't be cancelled from outside: the
