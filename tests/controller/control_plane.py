@@ -160,9 +160,10 @@ class ControlPlane:
     def custom(self) -> client.CustomObjectsApi:
         return client.CustomObjectsApi(self.api())
 
-    def kubeconfig(self, port: int | None = None) -> Path:
-        """A kubeconfig for this server, or for a proxy in front of it."""
-        path = self.folder / f"kubeconfig-{port or self.port}"
+    def kubeconfig(self, port: int | None = None, *, token: str = "") -> Path:
+        """A kubeconfig for this server, or for a proxy in front of it; for whoever has `token`, or who may do all."""
+        token = token or self.token
+        path = self.folder / f"kubeconfig-{port or self.port}-{token[-8:]}"
         cluster = {
             "server": f"https://127.0.0.1:{port or self.port}",
             "certificate-authority": str(self.folder / "ca.crt"),
@@ -173,7 +174,7 @@ class ControlPlane:
                     "apiVersion": "v1",
                     "kind": "Config",
                     "clusters": [{"name": "c", "cluster": cluster}],
-                    "users": [{"name": "u", "user": {"token": self.token}}],
+                    "users": [{"name": "u", "user": {"token": token}}],
                     "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                     "current-context": "x",
                 }
@@ -209,12 +210,29 @@ class OperatorProcess:
         )
         log.close()
 
-    def ready(self) -> bool:
+    def probe(self, path: str, timeout: float = 2.0) -> tuple[int, str]:
+        """Status and text of /healthz or /readyz; status 0 where nobody answers."""
+        import urllib.error
         import urllib.request
 
-        with contextlib.suppress(OSError):
-            return bool(urllib.request.urlopen(f"http://127.0.0.1:{self.health}/readyz", timeout=2).status == 200)
-        return False
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health}{path}", timeout=timeout) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+        except OSError as e:
+            return 0, str(e)
+
+    def ready(self) -> bool:
+        return self.probe("/readyz")[0] == 200
+
+    @property
+    def resident_kib(self) -> int:
+        """Memory that the process holds now."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1])
 
     def signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -293,9 +311,12 @@ class Bench:
 
         wait_until(f"operator {operator.name} is ready", ready, 60, 0.1)
 
-    def close(self) -> None:
+    def close_operators(self) -> None:
         for operator in self.operators:
             operator.kill()
+
+    def close(self) -> None:
+        self.close_operators()
         with contextlib.suppress(client.ApiException):
             for plural in ("leasedjobs", "leasedjobruns"):
                 self.custom.delete_collection_namespaced_custom_object(GROUP, VERSION, self.namespace, plural)
@@ -348,6 +369,9 @@ class Bench:
     def run(self, name: str) -> Json:
         return self.custom.get_namespaced_custom_object(GROUP, VERSION, self.namespace, "leasedjobruns", name)
 
+    def run_status(self, name: str) -> Json:
+        return self.run(name).get("status") or {}
+
     def status(self, name: str) -> Json:
         return self.job(name).get("status") or {}
 
@@ -369,14 +393,38 @@ class Bench:
 
         def found() -> Json | None:
             mine = [p for p in self.pods() if p["metadata"]["annotations"].get(protocol.ANNOTATION_JOB) == job]
-    def run_status(self, name: str) -> Json:
-        return self.run(name).get("status") or {}
-
             if attempt is not None:
                 mine = [p for p in mine if p["metadata"]["annotations"][protocol.ANNOTATION_ATTEMPT] == str(attempt)]
             return max(mine, key=lambda p: p["metadata"]["creationTimestamp"], default=None)
 
         return wait_until(f"a Pod of {job}, attempt {attempt or 'any'}", found, seconds)
+
+    def whole_run(self, job: str, *, seconds: float = 30) -> str:
+        """A run that somebody asks for, from its request to its recorded SUCCESS; the LeasedJobRun's name."""
+        run = self.run_now(job)["metadata"]["name"]
+        row = wait_until(
+            f"{run} is claimed",
+            lambda: next((r for r in self.rows(job) if f"/{run}/" in str(r["run_key"])), None),
+            seconds,
+        )
+        lease = str(row["id"])
+        pod = wait_until(
+            f"the Pod of {run}",
+            lambda: next(
+                (
+                    p
+                    for p in self.pods()
+                    if (p["metadata"].get("annotations") or {}).get(protocol.ANNOTATION_LEASE) == lease
+                ),
+                None,
+            ),
+            seconds,
+        )
+        kubelet = Kubelet(self, pod)
+        kubelet.run()
+        kubelet.end(0)
+        wait_until(f"{run} is shown", lambda: self.run(run).get("status", {}).get("phase") == "Succeeded", seconds)
+        return str(run)
 
     def set_status(self, pod: Json, status: Json) -> None:
         self.core.patch_namespaced_pod_status(pod["metadata"]["name"], self.namespace, {"status": status})

@@ -10,7 +10,8 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -80,12 +81,35 @@ class _Server:
         asyncio.run_coroutine_threadsafe(abort(), self._loop).result(10)
 
 
-async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, waits: Callable[[], bool]) -> None:
-    while data := await reader.read(65536):
-        while waits():
-            await asyncio.sleep(POLL)
-        writer.write(data)
-        await writer.drain()
+async def _relay(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    waits: Callable[[], bool],
+    late: Callable[[], float] = lambda: 0.0,
+) -> None:
+    """Everything arrives in its order, each part `late` seconds after it was sent, and none while `waits` is true."""
+    on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def receive() -> None:
+        try:
+            while data := await reader.read(65536):
+                on_the_way.put_nowait((time.monotonic() + late(), data))
+        finally:
+            on_the_way.put_nowait((time.monotonic() + late(), b""))
+
+    receiving = asyncio.ensure_future(receive())
+    try:
+        while True:
+            at, data = await on_the_way.get()
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            while waits():
+                await asyncio.sleep(POLL)
+            if not data:
+                return
+            writer.write(data)
+            await writer.drain()
+    finally:
+        receiving.cancel()
 
 
 class TcpProxy(_Server):
@@ -95,6 +119,7 @@ class TcpProxy(_Server):
         super().__init__()
         self._target = host, port
         self._refuses = self._hangs = False
+        self.answer_delay = 0.0  # seconds by which each answer is late
         self.accepted = 0
 
     def down(self) -> None:
@@ -128,7 +153,7 @@ class TcpProxy(_Server):
         try:
             both = [
                 asyncio.ensure_future(_relay(reader, back, lambda: self._hangs)),
-                asyncio.ensure_future(_relay(there, writer, lambda: self._hangs)),
+                asyncio.ensure_future(_relay(there, writer, lambda: self._hangs, lambda: self.answer_delay)),
             ]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in both:
@@ -192,7 +217,9 @@ class ApiProxy(_Server):
         self._target = plane.port
         self._rules: list[Rule] = []
         self.silent = False  # watches stay open and deliver nothing
+        self.watch_delay = 0.0  # seconds by which what a watch delivers is late
         self.requests: list[Request] = []
+        self.answers: list[tuple[Request, int]] = []  # with the HTTP status; what a rule answers isn't among them
 
     def rule(self, matches: Callable[[Request], bool], **fault: Any) -> Rule:
         rule = Rule(matches, **fault)
@@ -242,7 +269,7 @@ class ApiProxy(_Server):
                 return
             # A client that hangs up ends the request.
             gone = asyncio.ensure_future(reader.read())
-            answer: asyncio.Future[None] = asyncio.ensure_future(self._answer(there, writer, request))
+            answer = asyncio.ensure_future(self._answer(there, writer, request))
             await asyncio.wait([gone, answer], return_when=asyncio.FIRST_COMPLETED)
             for task in (gone, answer):
                 task.cancel()
@@ -250,10 +277,17 @@ class ApiProxy(_Server):
         finally:
             back.transport.abort()
 
-    def _answer(
-        self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request
-    ) -> Coroutine[Any, Any, None]:
-        return _relay(there, writer, lambda: self.silent and request.watch)
+    async def _answer(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request) -> None:
+        begin = await there.readuntil(b"\r\n")
+        self.answers.append((request, int(begin.split(b" ", 2)[1])))
+        writer.write(begin)
+        await _relay(
+            there, writer, lambda: self.silent and request.watch, lambda: self.watch_delay if request.watch else 0.0
+        )
+
+    def writes(self) -> list[Request]:
+        """Every request so far that asks for a change."""
+        return [r for r in list(self.requests) if r.method not in ("GET", "HEAD")]
 
 
 def _refusal(status: int, reason: str, message: str) -> bytes:

@@ -9,8 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from kubernetes import client
 
 from tests.controller.control_plane import Bench, Json, Kubelet, wait_until
@@ -39,14 +41,6 @@ def _pod_of(bench: Bench, row: Json, seconds: float = 30) -> Json:
         ),
         seconds,
     )
-
-
-def _whole_run(bench: Bench, job: str, seconds: float = 30) -> None:
-    run, row = _run_of(bench, job, seconds)
-    kubelet = Kubelet(bench, _pod_of(bench, row, seconds))
-    kubelet.run()
-    kubelet.end(0)
-    wait_until("succeeded", lambda: bench.run(run).get("status", {}).get("phase") == "Succeeded", seconds)
 
 
 def _refused(bench: Bench, job: str, *words: str) -> Json:
@@ -81,7 +75,7 @@ def test_a_full_quota(bench: Bench) -> None:
     """History is tidied up although nothing can be created, and what that frees is used."""
     bench.operator()
     bench.apply("job", suspend=True, successfulRunsHistoryLimit=1)
-    _whole_run(bench, "job")
+    bench.whole_run("job")
     body = {"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}}
     bench.core.create_namespaced_resource_quota(bench.namespace, body)
 
@@ -137,6 +131,19 @@ def _admission(bench: Bench, expression: str) -> Iterator[None]:
         api.delete_validating_admission_policy(name)
 
 
+def _in_force(bench: Bench) -> None:
+    probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "bad/c:1"}]}}
+
+    def denies() -> bool:
+        try:
+            bench.core.create_namespaced_pod(bench.namespace, probe, dry_run="All")
+        except client.ApiException as e:
+            return "no such image here" in str(e.body)
+        return False
+
+    wait_until("the policy is in force", denies, 30, 0.3)
+
+
 def test_a_policy_that_denies_and_a_template_that_is_corrected(bench: Bench) -> None:
     """Other objects keep their time; a corrected template is what the next attempt is made of."""
     bench.operator()
@@ -145,24 +152,59 @@ def test_a_policy_that_denies_and_a_template_that_is_corrected(bench: Bench) -> 
         return {"spec": {"containers": [{"name": "main", "image": image}]}}
 
     with _admission(bench, "object.spec.containers.all(c, c.image.startsWith('good/'))"):
-        probe = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "bad/c:1"}]}}
-
-        def denies() -> bool:
-            try:
-                bench.core.create_namespaced_pod(bench.namespace, probe, dry_run="All")
-            except client.ApiException as e:
-                return "no such image here" in str(e.body)
-            return False
-
-        wait_until("the policy is in force", denies, 30, 0.3)
+        _in_force(bench)
         bench.apply("bad", suspend=True, template=template("bad/main:1"))
         bench.apply("good", suspend=True, template=template("good/main:1"))
         _refused(bench, "bad", "no such image here")
-        _whole_run(bench, "good")
+        bench.whole_run("good")
         bench.patch("bad", template=template("good/main:2"))
         _goes_on(bench, "bad")
         images = [p["spec"]["containers"][0]["image"] for p in bench.pods()]
         assert "good/main:2" in images
+
+
+@pytest.mark.parametrize("policy", ["Forbid", "Allow"])
+def test_thirty_ticks_that_are_refused(bench: Bench, policy: str) -> None:
+    """Nothing piles up, each is tried ever more slowly, the text of the refusal is shown, and another object keeps its
+    minute; when the reason is gone, what is due runs."""
+    first = bench.operator("before")
+    at = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=20)
+    template = {"spec": {"containers": [{"name": "main", "image": "bad/main:1"}]}}
+    bench.apply(
+        "job", schedule=f"{at.minute} * * * *", missedRunPolicy="RunAll", concurrencyPolicy=policy, template=template
+    )
+    bench.apply("good", suspend=True, template={"spec": {"containers": [{"name": "main", "image": "good/main:1"}]}})
+    for job in ("job", "good"):
+        wait_until("registered", lambda job=job: bench.ready_condition(job).get("status") == "True")
+    first.stop()
+    bench.sql("UPDATE leasedjob.job_code SET watermark = %s WHERE code LIKE '%%/job'", at - timedelta(hours=30))
+    refused = 30 if policy == "Allow" else 1
+    with (
+        ApiProxy(bench.plane) as proxy,
+        _admission(bench, "object.spec.containers.all(c, !c.image.startsWith('bad/'))"),
+    ):
+        _in_force(bench)
+        operator = bench.operator("after", **_through(bench, proxy))
+
+        def released() -> list[Json]:
+            return [r for r in bench.rows("job") if r["reason"].startswith("PodNotCreated")]
+
+        wait_until("all are refused", lambda: len(released()) == refused, 60)
+        bench.whole_run("good")
+        assert bench.sql("SELECT max(attempt) FROM leasedjob.job_scheduler")[0][0] <= 4
+        asked = len([r for r in proxy.requests if r.creates("pods")])
+        assert asked <= 4 * refused + 1
+        assert len(bench.rows("job")) == refused
+        shown = wait_until("shown", lambda: bench.status("job").get("recentRuns"))
+        assert "no such image here" in shown[0]["message"]
+        assert len(shown) == min(10, refused)
+        assert [p for p in bench.pods() if "good/" not in p["spec"]["containers"][0]["image"]] == []
+        assert operator.ready()
+        bench.close_operators()
+    bench.operator("healed")
+    wait_until("each has its Pod", lambda: len(
+        [p for p in bench.pods() if "bad/" in p["spec"]["containers"][0]["image"]]) == refused, 90, 0.5)  # fmt: skip
+    assert {r["failures"] for r in bench.rows("job")} == {0}
 
 
 def test_a_webhook_that_never_answers(bench: Bench) -> None:
@@ -197,7 +239,7 @@ def test_a_webhook_that_never_answers(bench: Bench) -> None:
         finally:
             api.delete_validating_webhook_configuration(name)
     _goes_on(bench, "job")
-    _whole_run(bench, "other")
+    bench.whole_run("other")
 
 
 def _slow_dry_run(bench: Bench) -> bool:
@@ -210,8 +252,15 @@ def _slow_dry_run(bench: Bench) -> bool:
 
 
 def test_a_namespace_that_is_terminating(bench: Bench) -> None:
-    """No Pod can be created any more: the run ends with the reason, and the Pod that runs is still recorded."""
-    bench.operator()
+    """No Pod can be created any more: the run ends with the reason, nobody asks again for this or another object of the
+    namespace, and the Pod that runs is still recorded."""
+    with ApiProxy(bench.plane) as proxy:
+        bench.operator(**_through(bench, proxy))
+        _terminating(bench, proxy)
+        bench.close_operators()
+
+
+def _terminating(bench: Bench, proxy: ApiProxy) -> None:
     bench.apply("runs", suspend=True)
     bench.apply("starts", suspend=True)
     _, row = _run_of(bench, "runs")
@@ -227,8 +276,13 @@ def test_a_namespace_that_is_terminating(bench: Bench) -> None:
     row = bench.row_when("starts", lambda r: r["status"] == "FAIL" and r["retry_at"] is None, "ended", seconds=60)
     assert "being terminated" in row["reason"]
     assert row["failures"] == 0
+    asked = len([r for r in proxy.requests if r.creates("pods")])
+    bench.sql("UPDATE leasedjob.job_scheduler SET retry_at = clock_timestamp(), changed_at = clock_timestamp()"
+              " WHERE job_name = 'starts'")  # fmt: skip
     kubelet.end(0)
     assert bench.row_when("runs", lambda r: r["status"] != "RUNNING", "recorded")["status"] == "SUCCESS"
+    time.sleep(2)  # long enough for what is due to be claimed
+    assert len([r for r in proxy.requests if r.creates("pods")]) == asked
 
 
 # --- the server itself -----------------------------------------------------------------------------------------------
@@ -258,9 +312,12 @@ def test_too_many_requests_and_faults_of_the_server(bench: Bench) -> None:
         [
             {"answer": (429, "TooManyRequests", "slow down")},
             {},
+            {},
             {"answer": (500, "InternalError", "etcdserver: request timed out")},
             {},
+            {},
             {"lose": True},
+            {},
         ]
     )
     lock = threading.Lock()
@@ -313,7 +370,7 @@ def test_a_silent_watch_is_healed_by_lists(bench: Bench) -> None:
         operator = bench.operator(LEASEDJOB_COMPARE_SECONDS="3", **_through(bench, proxy))
         proxy.silent = True
         bench.apply("job", suspend=True)
-        _whole_run(bench, "job")
+        bench.whole_run("job")
         wait_until("the log says so", lambda: "that the watch has not" in operator.log.read_text())
         assert operator.ready()
         bench.close()
@@ -335,7 +392,7 @@ def test_a_watch_that_is_cut_and_expired(bench: Bench) -> None:
         kubelet.end(0)
         wait_until("shown", lambda: bench.run(run).get("status", {}).get("phase") == "Succeeded")
         wait_until("the watch begins anew", lambda: "begins anew" in operator.log.read_text(), 30)
-        _whole_run(bench, "job")
+        bench.whole_run("job")
         bench.close()
 
 
@@ -365,7 +422,7 @@ def test_a_replica_that_was_frozen_changes_nothing_when_it_thaws(bench: Bench) -
     frozen.signal(signal.SIGCONT)
     wait_until("thawed", frozen.ready)
     bench.apply("sign", suspend=True)
-    _whole_run(bench, "sign")
+    bench.whole_run("sign")
     assert _final(bench) == before
     assert bench.run_status(run).get("phase") == "Succeeded"
     assert len(bench.rows("job")) == 1
@@ -380,7 +437,7 @@ def test_an_operator_stops_in_good_order(bench: Bench) -> None:
     """SIGTERM: it ends what it began, takes on nothing new, and is gone in seconds with exit code 0."""
     operator = bench.operator()
     bench.apply("job", suspend=True)
-    _whole_run(bench, "job")
+    bench.whole_run("job")
     since = time.monotonic()
     assert operator.stop() == 0
     assert time.monotonic() - since < 15

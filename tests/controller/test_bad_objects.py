@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leasedjob import protocol
 from tests.controller.control_plane import GROUP, VERSION, Bench, Json, Kubelet, wait_until
 
 # Each is accepted by the API server, and then said to be unusable: (spec, words of the message).
@@ -89,6 +90,26 @@ def test_long_names(bench: Bench, length: int) -> None:
     codes = [bench.status(n)["code"] for n in names]
     assert len(set(codes)) == 2
     assert all(len(c) <= 64 for c in codes)
+
+
+def test_codes_of_any_signs(bench: Bench) -> None:
+    """Each has a lease of its own, valid labels, and stands unchanged in an annotation and in the database."""
+    bench.operator()
+    dash = "d" * 25 + "-"  # with the namespace in front of it, the 63rd sign or nearby
+    codes = ["EU West", "EU/West", "EU_West", "_x", "größe", "x" * 52, dash, f"{dash}x"]
+    for n, code in enumerate(codes):
+        bench.apply(f"job-{n}", code=code, suspend=True)
+        bench.run_now(f"job-{n}")
+    found = {}
+    for n, code in enumerate(codes):
+        meta = bench.pod_for(f"job-{n}")["metadata"]
+        (row,) = bench.rows(f"job-{n}")
+        found[row["lock_key"]] = row["code"]
+        assert meta["annotations"][protocol.ANNOTATION_CODE] == row["code"]
+        assert row["code"] == f"{bench.namespace}/{code}" or len(f"{bench.namespace}/{code}") > 64
+        wait_until("shown", lambda n=n: bench.status(f"job-{n}").get("code"))
+        assert bench.status(f"job-{n}")["code"] == row["code"]
+    assert len(found) == len(set(found.values())) == len(codes)
 
 
 def test_requests_that_can_not_be_met(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from leasedjob.lease.database import connect_async
 from leasedjob.lease.migrate import (
     Migration,
     MigrationChangedError,
+    SchemaAheadError,
     check,
     check_async,
     install_schema,
@@ -98,6 +99,24 @@ def test_a_later_migration_is_applied_on_top_and_a_broken_one_leaves_nothing(dat
 def test_a_database_that_is_ahead_is_current(database: Database) -> None:
     database.rows("INSERT INTO leasedjob.schema_migration (version, name, checksum) VALUES (9999, 'later', 'x')")
     check(database.connect())
+
+
+def test_a_database_that_is_too_far_ahead_says_who_has_to_be_upgraded(database: Database) -> None:
+    """A later version has taken something away: older ones must stop, and not fail somewhere in the middle."""
+    known = len(migrations())
+    add = "INSERT INTO leasedjob.schema_migration (version, name, checksum) VALUES (%s, %s, 'x')"
+    connection = database.connect()
+    connection.execute(add, (known + 1, "more"))
+    connection.execute(add, (known + 2, f"needs_{known:04d}_less"))
+    check(connection)
+    connection.execute(add, (known + 3, f"needs_{known + 1:04d}_even_less"))
+    for act in (check, pending, migrate):
+        with pytest.raises(SchemaAheadError, match=rf"up to {known:04d}.*needs_{known + 1:04d}_even_less.*upgrade"):
+            act(connection)
+    # The version that the migration came with can.
+    later = (*migrations(), Migration(known + 1, "more", "SELECT 1"))
+    with pytest.raises(MigrationChangedError):  # of which this test has only the name
+        pending(connection, later)
 
 
 def test_a_lock_that_is_not_free_is_a_passing_fault(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

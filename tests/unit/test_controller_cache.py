@@ -149,6 +149,13 @@ class TestAnyKind:
         assert cache.compare(kind, [KINDS[kind][0](15)], 19) == 0
         assert self.held(cache, kind) == 20
 
+    def test_compare_leaves_what_was_not_listed(self, cache: Cache, marked: Marked, kind: str) -> None:
+        self.seen(cache, kind, 10)
+        assert cache.compare(kind, [], 11, frozenset({"other"})) == 0
+        assert self.held(cache, kind) == 10
+        assert cache.compare(kind, [], 11, frozenset({"other", b.NAMESPACE})) == 1
+        assert self.held(cache, kind) is None
+
     @settings(max_examples=60)
     @given(data=st.data())
     def test_any_order_ends_with_the_newest(self, kind: str, data: st.DataObject) -> None:

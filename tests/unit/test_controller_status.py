@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,7 +20,7 @@ from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.model import JobView
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
-from leasedjob.controller.status import StatusWriter, behind, job_status, outcome_of, run_status
+from leasedjob.controller.status import INSIST_AFTER, StatusWriter, behind, job_status, outcome_of, run_status
 from leasedjob.identity import JobSchedulerType
 from leasedjob.lease.rows import JobSchedulerStatus, Run
 
@@ -402,6 +403,66 @@ class TestWriter:
         view = replace(b.view(), policy=StatusWriter.no_policy)
         await write(server, entry, view, run)
         assert server.bodies["now"]["status"]["reason"] == "JobNotReady"
+
+
+class TestAnotherVersionAtWork:
+    """While two versions run side by side, neither takes away what the other one says, and they don't shout."""
+
+    async def test_what_a_later_version_says_stays(self) -> None:
+        server = Server(b.job_body())
+        await write(server, b.entry(server.bodies[b.JOB]), b.view(b.run(pod_uid="p")))
+        body = server.bodies[b.JOB]
+        body["status"]["later"] = {"x": 1}
+        for name in ("active", "recentRuns"):
+            body["status"][name][0]["later"] = 7
+        await write(server, b.entry(body), b.view(b.run(pod_uid="p")))
+        assert len(server.patches) == 1, "nothing of ours has changed"
+        await write(server, b.entry(body), b.view(b.run(SUCCESS, pod_uid="p")))
+        status = server.bodies[b.JOB]["status"]
+        assert status["later"] == {"x": 1}
+        assert (status["recentRuns"][0]["outcome"], status["recentRuns"][0]["later"]) == ("Success", 7)
+        assert status["active"] == []
+
+    async def test_another_attempt_has_nothing_of_the_one_before(self) -> None:
+        server = Server(b.job_body())
+        await write(server, b.entry(server.bodies[b.JOB]), b.view(b.run(pod_uid="p")))
+        server.bodies[b.JOB]["status"]["recentRuns"][0]["later"] = 7
+        await write(server, b.entry(server.bodies[b.JOB]), b.view(b.run(pod_uid="q", attempt=2)))
+        assert "later" not in server.bodies[b.JOB]["status"]["recentRuns"][0]
+
+    async def test_the_same_is_said_again_ever_more_slowly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [1000.0]
+        monkeypatch.setattr("leasedjob.controller.status.time.monotonic", lambda: clock[0])
+        entry = b.entry()
+        server = Server(entry.body)
+        writer = StatusWriter(server, DatabaseClock())
+        written, answers = [], set()
+        while clock[0] < 2000.0:
+            before = len(server.patches)
+            answers.add(await writer.write(entry, b.view(), (), None))
+            if len(server.patches) > before:
+                written.append(clock[0])
+                body = server.bodies[b.JOB]
+                version = str(int(body["metadata"]["resourceVersion"]) + 1)
+                body = body | {
+                    "metadata": body["metadata"] | {"resourceVersion": version},
+                    "status": body["status"] | {"code": "somebody/else"},
+                }
+                server.bodies[b.JOB] = body
+            entry.renew(server.bodies[b.JOB])
+            clock[0] += 0.5
+        gaps = [late - early for early, late in itertools.pairwise(written)]
+        assert gaps[0] <= 2 * INSIST_AFTER[0]
+        assert gaps == sorted(gaps)
+        assert len(written) < 14
+        assert answers == {True, False}, "it looks again later"
+
+    async def test_what_is_new_is_said_at_once(self) -> None:
+        entry = b.entry()
+        server = Server(entry.body)
+        for row in (b.run(), b.run(pod_uid="p"), b.run(SUCCESS, pod_uid="p")):
+            await write(server, entry, b.view(row))
+        assert len(server.patches) == 3
 
 
 def test_a_time_is_later_or_equal_only() -> None:

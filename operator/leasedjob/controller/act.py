@@ -149,15 +149,15 @@ class Actor:
         if await self.end(action):
             run = action.run
             if action.result is Result.COMPLETE:
-                await self.events.record(entry.body, EventReason.RUN_SUCCEEDED, which(run), once="end")
+                self.events.record(entry.body, EventReason.RUN_SUCCEEDED, which(run), once="end")
                 self.metrics.attempt_ended(action.result, action.reason)
             elif run.stop_reason:
-                await self._stopped(entry, run, run.stop_reason)
+                self._stopped(entry, run, run.stop_reason)
                 self.metrics.attempt_ended(action.result, run.stop_reason.partition(":")[0])
             else:
                 reason = EventReason.RUN_INTERRUPTED if action.result is Result.RELEASE else EventReason.RUN_FAILED
                 text = f"{which(run)}: {_reason(action.reason, action.message)}"
-                await self.events.record(entry.body, reason, text, warning=True, once="end")
+                self.events.record(entry.body, reason, text, warning=True, once="end")
                 self.metrics.attempt_ended(action.result, action.reason)
         return Progress(refresh=[action.run.id], leave_for=SETTLE)
 
@@ -166,14 +166,28 @@ class Actor:
         done = await self.store.request_stop([run.id], reason=action.reason)
         works = run.status is JobSchedulerStatus.RUNNING and run.pod_uid is not None
         if run.id in done and not works:  # that was its end; one that works ends later, and then says so
-            await self._stopped(entry, run, action.reason)
+            self._stopped(entry, run, action.reason)
         return Progress(refresh=[run.id], leave_for=SETTLE)
 
-    async def _stopped(self, entry: Entry, run: Run, why: str) -> None:
+    def ended_by_its_pod(self, entry: Entry, run: Run) -> None:
+        """An attempt has ended, and its own Pod recorded it, as the workload reported: no operator's statement tells of
+        it. Every replica sees it; it counts once."""
+        if run.status is not JobSchedulerStatus.SUCCESS and run.stop_reason:
+            self._stopped(entry, run, run.reason)
+        elif not run.reason:  # an operator always gives one
+            reason = {
+                Outcome.COMPLETE: EventReason.RUN_SUCCEEDED,
+                Outcome.RELEASE: EventReason.RUN_INTERRUPTED,
+            }.get(run.outcome or Outcome.FAIL, EventReason.RUN_FAILED)
+            good = reason is EventReason.RUN_SUCCEEDED
+            text = which(run) if good else f"{which(run)}: Reported"
+            self.events.record(entry.body, reason, text, warning=not good, once="end")
+
+    def _stopped(self, entry: Entry, run: Run, why: str) -> None:
         """A run has ended because it was asked to. That somebody wanted it so is nothing to warn of."""
         reason = WANTED_STOPS.get(why.partition(":")[0])
         text = f"{which(run)}: {why}"
-        await self.events.record(entry.body, reason or EventReason.RUN_FAILED, text, warning=not reason, once="end")
+        self.events.record(entry.body, reason or EventReason.RUN_FAILED, text, warning=not reason, once="end")
 
     async def _release(self, entry: Entry, action: ReleaseClaim) -> Progress:
         run = action.run
@@ -184,7 +198,7 @@ class Actor:
         if await self.store.release_claim(run.id, run.claim_token, reason=reason, retry_ms=action.retry_ms):
             # without the attempt, so that what is tried again and again is counted
             text = f"{run_name(run.identity.run_key)}: {reason}"
-            await self.events.record(entry.body, EventReason.CLAIM_RELEASED, text, warning=True)
+            self.events.record(entry.body, EventReason.CLAIM_RELEASED, text, warning=True)
         return Progress(refresh=[run.id], leave_for=SETTLE)
 
     async def _delete(self, entry: Entry, action: DeletePod) -> Progress:
@@ -193,7 +207,7 @@ class Actor:
             return Progress(refresh=[UUID(pod.lease_id)], leave_for=SETTLE)
         gone = not await self.kube.delete_pod(pod.namespace, pod.name, pod.uid)
         if not gone and action.reason not in ("HistoryLimit", "StopRequested"):  # a stopped run's end says why
-            await self.events.record(entry.body, EventReason.POD_DELETED, f"{pod.name}: {action.reason}", once="Pod")
+            self.events.record(entry.body, EventReason.POD_DELETED, f"{pod.name}: {action.reason}", once="Pod")
         return Progress(leave_for=30.0)
 
     async def _holds(self, pod: PodFacts) -> bool:
@@ -213,7 +227,7 @@ class Actor:
         for r in ranges:
             self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
             text = f"{r.count} missed from {run_key_for(r.first)} to {run_key_for(r.last)}: {r.reason}"
-            await self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
+            self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
 
     # --- starts ------------------------------------------------------------------------------------------------------
 
@@ -226,6 +240,8 @@ class Actor:
     async def _claim(self, entry: Entry, view: JobView, action: Claim) -> Progress:
         policy = view.policy
         previous = action.previous
+        if entry.doomed:
+            return Progress(leave_for=DOOMED)
         if previous is not None and not await self._previous_is_over(view, previous):
             return Progress(refresh=[previous.id], again_in=1.0)
         identity = RunIdentity(action.type, entry.code, action.run_key)
@@ -278,16 +294,16 @@ class Actor:
                     return Progress(again_in=max(0.001, wait))
             case ClaimVerdict.PAST:
                 pass
-            case ClaimVerdict.MISSED:
-                self.metrics.ticks_missed.labels(REASON_STARTING_DEADLINE).inc()
             case ClaimVerdict.PRUNED:
                 note = note_of(RequestReason.PRUNED)
+            case ClaimVerdict.MISSED:
+                self.metrics.ticks_missed.labels(REASON_STARTING_DEADLINE).inc()
                 text = f"{identity.run_key}: the starting deadline had passed"
-                await self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
+                self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
             case ClaimVerdict.OVERLAP_SKIPPED:
                 self.metrics.ticks_skipped.labels(REASON_OVERLAP).inc()
                 text = f"{identity.run_key}: a run is still active"
-                await self.events.record(entry.body, EventReason.TICK_SKIPPED, text, once="tick")
+                self.events.record(entry.body, EventReason.TICK_SKIPPED, text, once="tick")
             case ClaimVerdict.OVERLAP_WAIT:
                 if action.manual:
                     entry.notes[identity.lock_key] = note_of(RequestReason.OVERLAP)
@@ -391,9 +407,9 @@ class Actor:
             active_deadline_seconds=policy.active_deadline,
             finish_policy=policy.finish_policy(),
         )
-        refusal = ""
-        final = False
-        for delay in CREATE_TRIES:
+        refusal = "NamespaceTerminating: the namespace is being terminated" if entry.doomed else ""
+        final = entry.doomed
+        for delay in () if entry.doomed else CREATE_TRIES:
             await asyncio.sleep(delay)
             try:
                 await self.tenants.ensure(entry.namespace)
@@ -407,6 +423,8 @@ class Actor:
                     break
                 refusal = f"{e.reason or 'PodRefused'}: {e.message}"
                 final = "being terminated" in e.message
+                if final:
+                    self._doom(entry.namespace)
                 again = e.transient or e.status == 409  # 409: two Pods were counted against a quota at once
                 if not again or "admission webhook" in e.message or "failed calling webhook" in e.message:
                     break
@@ -417,7 +435,7 @@ class Actor:
                 self.cache.pod_seen(body)
                 self.metrics.pods_created.inc()
                 text = f"{run_name(attempt.run_key)}, attempt {attempt.number}: Pod {pod['metadata']['name']}"
-                await self.events.record(entry.body, EventReason.RUN_STARTED, text, once="attempt")
+                self.events.record(entry.body, EventReason.RUN_STARTED, text, once="attempt")
                 return True
         # The claim goes back at once. If a Pod was created all the same (an answer was lost), it can't adopt any more.
         wait = None if final else launch_retry_ms(view, attempt.number, first_claimed, attempt.setbacks)
@@ -428,8 +446,14 @@ class Actor:
         # counted.
         name: str = pod["metadata"]["name"]
         text = cut(refusal.replace(name, name.rpartition("-")[0]))
-        await self.events.record(entry.body, EventReason.POD_NOT_CREATED, text, warning=True)
+        self.events.record(entry.body, EventReason.POD_NOT_CREATED, text, warning=True)
         return False
+
+    def _doom(self, namespace: str) -> None:
+        """A namespace that is being terminated stays so, and takes its LeasedJobs with it: nobody asks again."""
+        for entry in self.cache.jobs.values():
+            if entry.namespace == namespace:
+                entry.doomed = True
 
     async def _already_there(self, pod: dict[str, Any]) -> str:
         """A Pod of that name exists: "" if it is this claim's, else whose it is. Another attempt has another name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -27,6 +27,11 @@ def version(body: Json) -> int:
     """The resource version as a number; they are comparable within one resource."""
     text = str((body.get("metadata") or {}).get("resourceVersion") or "0")
     return int(text) if text.isdecimal() else 0
+
+
+def generation(body: Json) -> int:
+    """The generation of the object's spec."""
+    return int((body.get("metadata") or {}).get("generation") or 1)
 
 
 @dataclass(slots=True)
@@ -63,6 +68,10 @@ class Entry:
     backoff: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)  # lock key of a manual run -> why it doesn't start
     started: set[str] = field(default_factory=set)  # uids of LeasedJobRuns whose run this process claimed for them
+    doomed: bool = False  # its namespace is being terminated, which nothing undoes: no Pod can be created any more
+    said: Json | None = None  # the status that this process wrote last, without the times of its conditions
+    said_at: float = 0.0
+    contradicted: int = 0  # how often somebody has put another status in the place of that one
 
     @property
     def key(self) -> Key:
@@ -70,9 +79,18 @@ class Entry:
 
     def renew(self, body: Json) -> None:
         """Takes over an answer of the API server, unless the watch has delivered something newer meanwhile: an edit
-        that was seen must not be forgotten again."""
-        if version(body) > version(self.body):
+        that was seen must not be forgotten again. Where it shows another spec than was known, that is derived anew: a
+        watch that is older than a change of the definition goes on without the fields that this one brought."""
+        if version(body) >= version(self.body):
+            if generation(body) == generation(self.body) and body.get("spec") != self.body.get("spec"):
+                self.generation = -1
             self.body = body
+
+    def observe(self, body: Json) -> None:
+        """Takes over what was observed. An object of one generation has one spec, and an answer knows it better."""
+        if generation(body) == generation(self.body):
+            body = {**body, "spec": self.body.get("spec")}
+        self.body = body
 
 
 class Cache:
@@ -142,7 +160,7 @@ class Cache:
             assert created is not None, "the API server sets creationTimestamp"
             entry = Entry(*key, uid=meta["uid"], body=body, created_at=created)
             self.jobs[key] = entry
-        entry.body = body
+        entry.observe(body)
         self._changed(key)
 
     def job_gone(self, body: Json) -> None:
@@ -224,10 +242,14 @@ class Cache:
 
     # --- comparison with a list --------------------------------------------------------------------------------------
 
-    def compare(self, kind: str, listed: Iterable[Json], at_version: int) -> int:
+    def compare(
+        self, kind: str, listed: Iterable[Json], at_version: int, namespaces: Collection[str] | None = None
+    ) -> int:
         """Take over what a list shows and the watch has not; the number of differences.
 
-        `at_version`: the list's resource version; an object that is newer may rightly be missing in it.
+        Args:
+            at_version: the list's resource version; an object that is newer may rightly be missing in it.
+            namespaces: those that were listed; what is known of others stays as it is. None: all.
         """
         seen, gone = {
             "jobs": (self.job_seen, self.job_gone),
@@ -251,6 +273,8 @@ class Cache:
                 seen(body)
         for uid in known.keys() - uids:
             if self._versions.get(uid, 0) > at_version:
+                continue
+            if namespaces is not None and known[uid]["namespace"] not in namespaces:
                 continue
             differences += 1
             gone({"metadata": dict(known[uid])})

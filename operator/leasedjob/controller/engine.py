@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -31,6 +31,7 @@ from leasedjob.controller.spec import derive
 from leasedjob.controller.status import StatusWriter
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
 from leasedjob.lease.database import FaultKind
+from leasedjob.lease.migrate import MigrationChangedError, SchemaAheadError
 from leasedjob.lease.rows import JobSchedulerStatus, Registered, Registration, Run
 from leasedjob.lease.store import OperatorStore
 
@@ -39,7 +40,8 @@ ROUNDS: Final = 12  # decisions in one reconcile; each acts on what the one befo
 RECENT: Final = 10  # terminal runs kept in memory and shown in status
 CONFLICT_RETRY: Final = timedelta(seconds=5)  # for a status that was written elsewhere, if no event tells of it
 BACKOFF: Final = (0.2, 30.0)  # seconds, first and longest, after a fault that may pass
-DATABASE_FAULTS: Final = (DatabaseUnavailableError, DatabaseRefusedError, SchemaMissingError)
+SCHEMA_FAULTS: Final = (SchemaMissingError, SchemaAheadError, MigrationChangedError)
+DATABASE_FAULTS: Final = (DatabaseUnavailableError, DatabaseRefusedError, *SCHEMA_FAULTS)
 
 
 class Engine:
@@ -101,14 +103,20 @@ class Engine:
 
     def begin(self) -> None:
         """Everything was listed once: what isn't in the cache doesn't exist."""
+        if self.fresh or self._stopping:
+            return
         self.fresh = True
         waiting, self._again = self._again, set()
         for key in waiting | set(self.cache.jobs) | set(self.cache.pods_of):
             self.mark(key)
 
+    def hold(self) -> None:
+        """Nothing new until `begin`: what was taken for granted is no longer true. What runs ends."""
+        self.fresh = False
+
     async def stop(self) -> None:
         """Let running reconciles end what they began (bounded), take on nothing new."""
-        self.fresh = False
+        self._stopping, self.fresh = True, False
         if self._running:
             _, late = await asyncio.wait(list(self._running.values()), timeout=10)
             for task in late:
@@ -136,6 +144,8 @@ class Engine:
             return False
         entry.rows[run.id] = run
         _decided_by(entry, run)
+        if old is not None and _ended_since(old, run):
+            self.actor.ended_by_its_pod(entry, run)
         if run.terminal and (old is None or not old.terminal):
             self.metrics.run_ended(run)
             _forget_old(entry)
@@ -191,10 +201,10 @@ class Engine:
         if entry.warning and entry.generation != generation:
             once = f"generation {entry.generation}"
             warning = EventReason.SCHEDULE_WARNING
-            await self.actor.events.record(entry.body, warning, entry.warning, warning=True, once=once)
+            self.actor.events.record(entry.body, warning, entry.warning, warning=True, once=once)
         if entry.problem and entry.generation != generation:
             once = f"generation {entry.generation}"
-            await self.actor.events.record(entry.body, *entry.problem, warning=True, once=once)
+            self.actor.events.record(entry.body, *entry.problem, warning=True, once=once)
         conflict = self._conflict(entry)
         if entry.problem is None and conflict is None:
             if not await self._registered(entry):
@@ -257,6 +267,7 @@ class Engine:
                 if m.cancel or entry.notes.get(m.lock_key, waits).startswith(waits)
             ),
             fresh=self.fresh,
+            uid=entry.uid,
         )
 
     async def _rounds(self, entry: Entry) -> datetime | None:
@@ -350,16 +361,19 @@ class Engine:
             if not self.cache.with_code(run.identity.code):
                 await self.store.unregister_objects(self.settings.cluster, {run.identity.code: run.job_uid})
 
-    async def forget_absent(self) -> None:
-        """Unregisters what was deleted while no operator watched. Waits until every object's code is known."""
+    async def forget_absent(self, namespaces: Collection[str] | None = None) -> None:
+        """Unregisters what was deleted while no operator watched. Waits until every object's code is known.
+
+        Args:
+            namespaces: those whose objects are known; None: all.
+        """
         if any(e.generation < 0 for e in self.cache.jobs.values()):
             return
-        mine = set(self.settings.namespaces)
         registered = await self.store.registrations(self.settings.cluster)
         absent = {
             (code, uid)
             for code, (where, uid) in registered.items()
-            if (not mine or where in mine) and not self.cache.with_code(code)
+            if (namespaces is None or where in namespaces) and not self.cache.with_code(code)
         }
         # Twice in a row: another replica may have registered an object that this one has not seen yet.
         twice, self._absent = absent & self._absent, absent
@@ -400,6 +414,13 @@ def _name(action: object) -> str:
         case _:
             held = getattr(action, "run", None)
             return f"{type(action).__name__} {held.id} {held.attempt}" if held else type(action).__name__
+
+
+def _ended_since(old: Run, run: Run) -> bool:
+    """Whether the attempt that a Pod carried out when `old` was read has ended."""
+    running = JobSchedulerStatus.RUNNING
+    same = old.attempt == run.attempt and run.pod_uid is not None
+    return same and old.status is running and run.status is not running
 
 
 def _decided_by(entry: Entry, run: Run) -> None:

@@ -67,8 +67,10 @@ class Kube:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
         seconds: float = REQUEST_SECONDS,
+        begin_only: bool = False,
     ) -> Json:
-        """One request; raises KubeError. Cancellation is passed on."""
+        """One request; raises KubeError. Cancellation is passed on. `begin_only`: what follows a good answer's head is
+        not read."""
         try:
             verb, url, headers, payload, _ = await self._api.param_serialize(
                 method,
@@ -79,6 +81,9 @@ class Kube:
             )
             async with asyncio.timeout(seconds):
                 response = await self._api.call_api(verb, url, headers, body if body is not None else payload)
+                if begin_only and response.status < 400:
+                    response.response.close()
+                    return {}
                 data = await response.read()
         except (OSError, TimeoutError) as e:
             raise KubeError(0, "NoAnswer", f"{method} {path}: {type(e).__name__} {e}".strip()) from e

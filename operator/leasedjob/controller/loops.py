@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from leasedjob.controller.cache import Entry
-from leasedjob.controller.engine import DATABASE_FAULTS, Engine
+from leasedjob.controller.definitions import Definitions, OldDefinitionsError
+from leasedjob.controller.engine import DATABASE_FAULTS, SCHEMA_FAULTS, Engine
 from leasedjob.controller.kube import CRD_BASE, KubeError
 from leasedjob.controller.pods import cluster_label
 from leasedjob.lease.rows import CLAIM_LEASE_MS, JobSchedulerStatus, Run
@@ -40,13 +41,15 @@ async def forever(name: str, seconds: float, step: Callable[[], Awaitable[None]]
             if trouble:
                 log.info("%s: works again", name)
             trouble, delay = "", seconds
-        except (KubeError, *DATABASE_FAULTS, TimeoutError) as e:
-            if str(e) != trouble:
-                log.warning("%s: %s", name, e or type(e).__name__)
-            trouble, delay = str(e), min(10.0, max(delay, 0.5) * 1.5)
+        except (KubeError, OldDefinitionsError, *DATABASE_FAULTS, TimeoutError) as e:
+            said = str(e) or type(e).__name__
+            if said != trouble:
+                log.warning("%s: %s", name, said)
+            delay = min(10.0, delay * 1.5) if trouble else 0.5
+            trouble = said
         except Exception:
             log.exception("%s failed", name)
-            delay = 10.0
+            trouble, delay = "a bug", 10.0
         await asyncio.sleep(delay)
 
 
@@ -68,6 +71,8 @@ class Poller:
             now = await engine.store.database_now()
             engine.clock.observe(asked, datetime.now(UTC), now)
             if self._since is None or time.monotonic() >= self._full_at:
+                await engine.store.check_schema()
+                self._health.schema = ""
                 rows = await engine.store.active_rows(cluster)
                 self._full_at = time.monotonic() + FULL_POLL_SECONDS
                 complete = True
@@ -76,6 +81,10 @@ class Poller:
                 rows = await engine.store.changed_since(cluster, self._since - OVERLAP)
                 complete = False
         except DATABASE_FAULTS as e:
+            if isinstance(e, SCHEMA_FAULTS):
+                self._full_at = 0.0  # ask for it again, and not only when it is due
+                self._health.schema = str(e)
+                self._health.admit(engine)
             self._health.database = str(e)
             engine.metrics.database_up.set(0)
             engine.metrics.database_errors.inc()
@@ -84,6 +93,7 @@ class Poller:
             engine.hurry()  # what waits for its next try need not wait any longer
         self._health.database = ""
         engine.metrics.database_up.set(1)
+        self._health.admit(engine)
         if rows and not complete:
             self._since = max(self._since, max(r.changed_at for r in rows))
         self._take(rows, complete)
@@ -152,10 +162,14 @@ class Health:
     """What the probes answer: `live` says that a restart would help, `ready` that this replica starts runs."""
 
     listed: bool = False
+    unread: str = "LeasedJobs and Pods have not been listed yet"  # why not all that is to be watched is
+    definitions: str = "the served definitions have not been read yet"
+    schema: str = "the database's schema has not been read yet"
     database: str = "the database has not been asked yet"
     seen: Counter[str] = field(default_factory=Counter)  # watch events by kind of object
     silent_since: dict[str, float] = field(default_factory=dict)
-    stuck: asyncio.Event = field(default_factory=asyncio.Event)  # the watch should begin anew
+    scopes: frozenset[str | None] = frozenset()  # what may be watched: namespaces, or None for all of them
+    renew: asyncio.Event = field(default_factory=asyncio.Event)  # the watch should begin, or begin anew
 
     def event(self, kind: str) -> None:
         """The watch delivered something."""
@@ -173,59 +187,141 @@ class Health:
         return None
 
     def ready(self) -> str | None:
-        if not self.listed:
-            return "LeasedJobs and Pods have not been listed yet"
-        return self.database or None
+        return self.unread or self.definitions or self.schema or self.database or None
+
+    def admit(self, engine: Engine) -> None:
+        """Lets the engine work while everything that its work rests on is known to be as this version needs it. A
+        database or an API server that is away for a while is no reason to stop: each object waits for itself."""
+        if self.listed and not self.definitions and not self.schema:
+            engine.begin()
+        else:
+            engine.hold()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One kind of object that is watched."""
+
+    name: str  # as the cache calls it
+    base: str
+    plural: str
+    selector: str = ""
+
+
+_Lists = dict[str, tuple[int, list[dict[str, Any]]]]  # by kind: resource version and objects
 
 
 class Comparer:
     """Compares what the watch delivered with a list, so that a silent watch is noticed, healed, and if it stays silent
-    makes the process unhealthy. The first comparison is the initial list."""
+    makes the process unhealthy. The first comparison is the initial list, and says where the watch may begin: one that
+    is refused at its start would be given up for ever."""
 
     def __init__(self, engine: Engine, health: Health) -> None:
         self._engine = engine
         self._health = health
+        self._definitions = Definitions(engine.kube)
         self._before: dict[str, int] = {}
-
-    def _scopes(self) -> list[str | None]:
-        return list(self._engine.settings.namespaces) or [None]
-
-    async def _list(self, kind: str, base: str, plural: str, selector: str) -> None:
-        kube, cache = self._engine.kube, self._engine.cache
-        bodies: list[dict[str, Any]] = []
-        oldest: int | None = None
-        for namespace in self._scopes():
-            page_version, found = await kube.list(base, plural, namespace, label_selector=selector)
-            bodies += found
-            oldest = page_version if oldest is None else min(oldest, page_version)
-        differences = cache.compare(kind, bodies, oldest or 0)
-        health = self._health
-        if not bodies:
-            health.silent_since.pop(kind, None)  # there is nothing that a watch that began anew could deliver
-        if differences and health.listed and health.seen[kind] == self._before.get(kind):
-            # What changes in this very moment differs rightly, and its event, a moment later, ends the suspicion.
-            log.warning("a list of %s showed %d changes that the watch has not", plural, differences)
-            health.silent_since.setdefault(kind, time.monotonic())
-        self._before[kind] = health.seen[kind]
+        self._refused = ""
+        selector = f"{LABEL_CLUSTER}={cluster_label(engine.settings.cluster)}"
+        self._kinds = (
+            _Kind("jobs", CRD_BASE, "leasedjobs"),
+            _Kind("runs", CRD_BASE, "leasedjobruns"),
+            _Kind("pods", "/api/v1", "pods", selector),
+        )
 
     async def step(self) -> None:
-        first = not self._health.listed
-        await self._compare()
+        health = self._health
+        first = not health.listed
+        try:
+            await self._compare()
+        except KubeError as e:
+            if not health.listed:
+                health.unread = f"LeasedJobs and Pods can't be listed and watched: {e}"
+            raise
+        try:
+            await self._definitions.check()
+            health.definitions = ""
+        except OldDefinitionsError as e:
+            health.definitions = str(e)
+            raise
+        finally:
+            health.admit(self._engine)
         if first:
             # The watch lists for itself a moment later; what is deleted in between shows in neither.
             await asyncio.sleep(WATCH_BEGINS_SECONDS)
             await self._compare()
 
     async def _compare(self) -> None:
-        selector = f"{LABEL_CLUSTER}={cluster_label(self._engine.settings.cluster)}"
-        await self._list("jobs", CRD_BASE, "leasedjobs", "")
-        await self._list("runs", CRD_BASE, "leasedjobruns", "")
-        await self._list("pods", "/api/v1", "pods", selector)
-        if not self._health.listed:
-            self._health.listed = True
-            self._engine.begin()
-        else:
-            await self._engine.forget_absent()
-        if self._health.staleness() > STUCK_AFTER:
-            self._health.stuck.set()
-        self._engine.metrics.watch_lag_seconds.set(self._health.staleness())
+        health, engine = self._health, self._engine
+        found, refused = await self._read_all()
+        self._tell(refused)
+        scopes = frozenset(found)
+        more = bool(scopes - health.scopes)
+        health.scopes = scopes
+        if not found:
+            raise next(iter(refused.values()))
+        for kind in self._kinds:
+            self._take(kind, [lists[kind.name] for lists in found.values()], scopes, watched=not more)
+        if health.listed:
+            await engine.forget_absent(_namespaces(scopes))
+        health.listed = True
+        if more or health.staleness() > STUCK_AFTER:
+            health.renew.set()
+        engine.metrics.watch_lag_seconds.set(health.staleness())
+
+    async def _read_all(self) -> tuple[dict[str | None, _Lists], dict[str | None, KubeError]]:
+        """What each scope has; or why it can't be read, if this isn't a passing fault. A namespace that went, and the
+        right with it, must not be the end of the others."""
+        found: dict[str | None, _Lists] = {}
+        refused: dict[str | None, KubeError] = {}
+        for scope in self._engine.settings.namespaces or (None,):
+            try:
+                found[scope] = await self._read(scope)
+            except KubeError as e:
+                if e.status not in (401, 403, 404):
+                    raise
+                refused[scope] = e
+        return found, refused
+
+    async def _read(self, scope: str | None) -> _Lists:
+        kube = self._engine.kube
+        lists = {
+            k.name: await kube.list(k.base, k.plural, scope, label_selector=k.selector) for k in self._kinds
+        }  # fmt: skip
+        if scope not in self._health.scopes:
+            for k in self._kinds:
+                await kube.try_watch(k.base, k.plural, scope, label_selector=k.selector, since=lists[k.name][0])
+        return lists
+
+    def _tell(self, refused: dict[str | None, KubeError]) -> None:
+        said = "; ".join(f"{f'namespace {scope}: ' if scope else ''}{why}" for scope, why in refused.items())
+        if said and said != self._refused and len(refused) < len(self._engine.settings.namespaces):
+            log.warning("not everything can be listed and watched: %s", said)
+        self._refused = said
+        self._health.unread = f"LeasedJobs and Pods can't be listed and watched: {said}" if said else ""
+
+    def _take(
+        self,
+        kind: _Kind,
+        lists: list[tuple[int, list[dict[str, Any]]]],
+        scopes: frozenset[str | None],
+        *,
+        watched: bool,
+    ) -> None:
+        """Hands one kind's lists to the cache. `watched`: all of them should have been delivered by the watch."""
+        health = self._health
+        bodies = [body for _, listed in lists for body in listed]
+        oldest = min(at for at, _ in lists)
+        differences = self._engine.cache.compare(kind.name, bodies, oldest, _namespaces(scopes))
+        if not bodies:
+            health.silent_since.pop(kind.name, None)  # there is nothing that a watch that began anew could deliver
+        if differences and watched and health.seen[kind.name] == self._before.get(kind.name):
+            # What changes in this very moment differs rightly, and its event, a moment later, ends the suspicion.
+            log.warning("a list of %s showed %d changes that the watch has not", kind.plural, differences)
+            health.silent_since.setdefault(kind.name, time.monotonic())
+        self._before[kind.name] = health.seen[kind.name]
+
+
+def _namespaces(scopes: frozenset[str | None]) -> frozenset[str] | None:
+    """The namespaces of these scopes; None where they are all of the cluster."""
+    return None if None in scopes else frozenset(s for s in scopes if s is not None)

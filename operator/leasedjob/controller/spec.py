@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from leasedjob import __version__
+from leasedjob.api.fields import unknown_in_spec
 from leasedjob.api.problem import Problem, Reason, reason_for
 from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
 from leasedjob.controller.cache import Entry
@@ -15,6 +17,8 @@ from leasedjob.controller.settings import Settings
 from leasedjob.errors import InvalidJobIdentityOptionsError, InvalidScheduleError
 from leasedjob.identity import JobSchedulerType, RunIdentity, job_code
 from leasedjob.lease.rows import Registration
+
+UNKNOWN_FIELD: Final = "UnknownField"
 
 
 def _hash(*parts: Any) -> str:
@@ -42,6 +46,12 @@ def derive(entry: Entry, settings: Settings) -> None:
         entry.policy = entry.registration = None
         return
     entry.code = code
+    if later := unknown_in_spec(entry.body["spec"]):
+        # Only a definition that is newer than this operator lets one through. Its user relies on it.
+        entry.policy = entry.registration = None
+        named = ", ".join(later[:8])
+        entry.problem = UNKNOWN_FIELD, f"{named}: not known to this version of the operator, {__version__}; upgrade it"
+        return
     try:
         policy = policy_of(parsed, code)
     except InvalidScheduleError as e:

@@ -6,11 +6,13 @@ whose rows are older than what stands there already doesn't write.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
+from leasedjob.api.structural import Shape
 from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunOutcome, RunStatus
 from leasedjob.controller import manual
 from leasedjob.controller.cache import Entry
@@ -31,6 +33,7 @@ READY: Final = "Ready"
 SPEC_DIFFERS: Final = "SpecDiffers"
 OWN_CONDITIONS: Final = (READY, SPEC_DIFFERS)
 PREVIEW: Final = 5
+INSIST_AFTER: Final = (1.0, 300.0)  # seconds before the same is said again, first and longest
 UNREAD: Final = timedelta(seconds=60)  # rows are read each second; what is older and missing is gone
 
 
@@ -120,7 +123,32 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
     whole = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     # The list is a map by type: what another controller says in it stays.
     whole["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in OWN_CONDITIONS]
-    return whole
+    return with_what_others_know(old, whole)
+
+
+def with_what_others_know(old: Json, new: dict[str, Any]) -> dict[str, Any]:
+    """`new`, and of `old` what only a later version of the operator can have written. While two versions work side by
+    side they would else take it away and put it back for as long as that lasts."""
+    for name in ("active", "recentRuns"):
+        before = {(r.get("runKey"), r.get("attempt")): r for r in old.get(name) or []}
+        for run in new.get(name) or []:
+            theirs = before.get((run.get("runKey"), run.get("attempt"))) or {}
+            run.update({k: v for k, v in theirs.items() if k not in _RUN_FIELDS})
+    return {**new, **{k: v for k, v in old.items() if k not in _JOB_FIELDS}}
+
+
+def gist(status: Json) -> dict[str, Any]:
+    """A status without the times at which its conditions changed."""
+    conditions = [{k: v for k, v in c.items() if k != "lastTransitionTime"} for c in status.get("conditions") or []]
+    return {**status, "conditions": conditions}
+
+
+def _wire_names(model: type[Shape]) -> frozenset[str]:
+    return frozenset(f.alias or name for name, f in model.model_fields.items())
+
+
+_JOB_FIELDS: Final = _wire_names(LeasedJobStatus)
+_RUN_FIELDS: Final = _wire_names(RunStatus)
 
 
 def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int, now: datetime) -> list[Condition]:
@@ -176,6 +204,19 @@ def _waiting(run: Run | None, pods: Sequence[PodFacts]) -> tuple[str, str] | Non
     return None if pod is None or pod.finished or pod.workload_complete else waiting_reason(pod)
 
 
+def _insists(entry: Entry, status: Json) -> bool:
+    """Whether to wait before saying the same again: somebody, perhaps an operator of another version or with other
+    settings, puts something else in its place each time, and two that insist would keep the API server busy."""
+    if entry.said != gist(status):
+        entry.contradicted = 0
+        return False
+    wait = min(INSIST_AFTER[1], INSIST_AFTER[0] * 2.0**entry.contradicted)
+    if time.monotonic() - entry.said_at < wait:
+        return True
+    entry.contradicted += 1
+    return False
+
+
 class StatusWriter:
     """Writes statuses that differ from what stands there."""
 
@@ -192,9 +233,14 @@ class StatusWriter:
         status = job_status(entry, view, conflict)
         old: Json = entry.body.get("status") or {}
         if status != old and not behind(old, status, view.now):
-            body, settled = await self._patch("leasedjobs", entry.body, status, old)
-            if body is not None:
-                entry.renew(body)
+            if _insists(entry, status):
+                settled = False
+            else:
+                body, settled = await self._patch("leasedjobs", entry.body, status, old)
+                if body is not None:
+                    entry.renew(body)
+                    entry.said, entry.said_at = gist(status), time.monotonic()
+                    settled &= entry.generation >= 0
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
         waits = manual.note_of(manual.RequestReason.OVERLAP) if not problem and manual_waits(view) else ""
         rows = {r.lock_key: r for r in view.rows.values()}

@@ -31,7 +31,7 @@ def pod_labels(settings: Settings) -> dict[str, str]:
 
 
 async def watch(settings: Settings, cache: Cache, health: Health) -> None:
-    """Watches until it is cancelled; ends or raises only if kopf does. A watch that is said to be stuck begins anew."""
+    """Watches until it is cancelled, from when `health` says that it may; ends or raises only if kopf does."""
     loop = asyncio.get_running_loop()
 
     def deliver(kind: str, take: Callable[[dict[str, Any]], None], body: kopf.Body) -> None:
@@ -48,27 +48,28 @@ async def watch(settings: Settings, cache: Cache, health: Health) -> None:
             registry=registry_for(settings, cache, deliver),
             settings=settings_for(settings),
             clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
+            namespaces=sorted(s for s in health.scopes if s is not None),
             standalone=True,
             stop_flag=stop,
         )
 
+    await health.renew.wait()
     while True:
         stop = threading.Event()
-        health.stuck.clear()
+        health.renew.clear()
         thread = asyncio.ensure_future(asyncio.to_thread(run, stop))
-        stuck = asyncio.ensure_future(health.stuck.wait())
+        renew = asyncio.ensure_future(health.renew.wait())
         try:
-            await asyncio.wait([thread, stuck], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([thread, renew], return_when=asyncio.FIRST_COMPLETED)
             if thread.done():
                 return await thread
         finally:
-            stuck.cancel()
+            renew.cancel()
             stop.set()
             with contextlib.suppress(Exception):  # what had ended its watchers was logged then
                 await thread
-        # A watcher ends for good at what kopf takes for final: a right that comes late, a definition created anew.
-        log.warning("the watch is silent and begins anew")
+        # A watcher ends for good at what kopf takes for final: a right that is taken away, a definition made anew.
+        log.warning("the watch begins anew%s", " for it is silent" if health.staleness() else "")
 
 
 def registry_for(settings: Settings, cache: Cache, deliver: Deliver) -> kopf.OperatorRegistry:

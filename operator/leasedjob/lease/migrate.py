@@ -1,7 +1,8 @@
 """Migrations: numbered SQL files, forward only, each in one transaction, each safe with the previous version running.
 
 An applied file never changes: its checksum is kept and compared. A database that is ahead of this version is fine, as
-long as it has everything that this version knows.
+long as it has everything that this version knows, and nothing in it asks for more: a migration that takes away what
+older versions use is called `needs_NNNN_…`, by the migration that its users have to know.
 """
 
 from __future__ import annotations
@@ -28,10 +29,15 @@ LOCK_TIMEOUT: Final = "10s"
 # connect can hold an advisory lock, and must not be able to hold up a migration.
 _BOOTSTRAP_LOCK: Final = 0x1EA5ED10B
 _FILE: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_NEEDS: Final = re.compile(r"needs_(\d{4})(?:_|$)")
 
 
 class MigrationChangedError(LeasedJobError):
     """A migration that this database has was applied from another text than the one in this package."""
+
+
+class SchemaAheadError(LeasedJobError):
+    """A later version has taken away something that this version uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,20 @@ def missing(applied: Sequence[Mapping[str, Any]], known: Sequence[Migration] | N
 
     Raises:
         MigrationChangedError: an applied file has another checksum.
+        SchemaAheadError: an applied file that isn't among `known` asks for a later version.
     """
+    known = migrations() if known is None else known
     by_version = {row["version"]: row for row in applied}
+    newest = known[-1].version if known else 0
+    for version in sorted(by_version.keys() - {m.version for m in known}):
+        name = str(by_version[version]["name"])
+        if (asked := _NEEDS.match(name)) and int(asked[1]) > newest:
+            raise SchemaAheadError(
+                f"the database's schema is ahead of this version, which knows migrations up to {newest:04d}: "
+                f"{version:04d}_{name} is for versions that know {asked[1]}; upgrade what says this"
+            )
     lacking = []
-    for migration in migrations() if known is None else known:
+    for migration in known:
         row = by_version.get(migration.version)
         if row is None:
             lacking.append(migration)
@@ -109,7 +125,7 @@ def check(connection: Connection[Any]) -> None:
 
     Raises:
         SchemaMissingError: it is absent or lacks a migration; the message names `leasedjob migrate`.
-        MigrationChangedError: see `missing`.
+        MigrationChangedError, SchemaAheadError: see `missing`.
     """
     if lacking := pending(connection):
         raise SchemaMissingError("missing: " + ", ".join(map(str, lacking)))
@@ -134,7 +150,7 @@ def migrate(connection: Connection[Any], known: Sequence[Migration] | None = Non
         known: default: this version's migrations.
 
     Raises:
-        MigrationChangedError: see `missing`; nothing was applied.
+        MigrationChangedError, SchemaAheadError: see `missing`; nothing was applied.
         DatabaseUnavailableError: a lock was not free within 10 s, or the database can't answer. Try again.
     """
     done: list[Migration] = []

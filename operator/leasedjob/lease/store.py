@@ -72,6 +72,18 @@ class OperatorStore:
         (value,) = row.values()
         return value
 
+    async def check_schema(self) -> None:
+        """Nothing if this version can work with the database's schema.
+
+        Raises:
+            SchemaMissingError, MigrationChangedError, SchemaAheadError: see `leasedjob.lease.migrate.check`.
+        """
+        from leasedjob.lease.migrate import check_async  # not the sidecar's concern, which starts with every run
+
+        with translated():
+            async with within(self._timeout, self._connection, "for its schema") as connection:
+                await check_async(connection)
+
     # --- registration --------------------------------------------------------------------------------------------
 
     async def register_jobs(self, cluster: str, jobs: Sequence[Registration]) -> list[Registered]:
@@ -121,7 +133,11 @@ class OperatorStore:
     # --- claims --------------------------------------------------------------------------------------------------
 
     async def claim_runs(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        """Asks for all these runs in one round trip; one answer per request, in the order given."""
+        """Asks for all these runs in one round trip; one answer per request, in the order given.
+
+        Ticks that a person asks for by name take a round trip more: what the watermark says of the others, only the
+        marks of retention say of them.
+        """
         if not requests:
             return []
         pruned = await self._pruned([r.identity for r in requests if r.manual and r.tick is not None])
