@@ -1,21 +1,32 @@
 #!/usr/bin/env bash
-# Runs the tests that need a PostgreSQL or an API server without nodes, and brings PgBouncer for those that go through it.
+# Runs the tests that need a PostgreSQL or an API server without nodes, and brings PgBouncer and PostgreSQL 15.
 set -euo pipefail
 : "${BIN:?}" "${WORKERS:?}"
 cd "$(dirname "$0")/.."
 
-if [ -z "${LEASEDJOB_TEST_PGBOUNCER:-}" ] && ! command -v pgbouncer > /dev/null; then
-    tools=$(mktemp -d -t leasedjob-tools-XXXXXX)
-    trap 'rm -rf "$tools"' EXIT
-    chmod 755 "$tools"
-    if LEASEDJOB_TEST_PGBOUNCER=$("$BIN/python" -m tests.cluster pgbouncer "$tools" | tail -n 1) && [ -n "$LEASEDJOB_TEST_PGBOUNCER" ]; then
-        export LEASEDJOB_TEST_PGBOUNCER
+tools=$(mktemp -d -t leasedjob-tools-XXXXXX)
+trap 'rm -rf "$tools"' EXIT
+chmod 755 "$tools"
+
+# bring VERB VARIABLE WHAT: unpacks WHAT below $tools and exports where it is; without it, says what will be skipped.
+bring() {
+    local found
+    mkdir "$tools/$1"
+    if found=$("$BIN/python" -m tests.cluster "$1" "$tools/$1" | tail -n 1) && [ -n "$found" ]; then
+        export "$2=$found"
     elif [ "${CI:-}" = true ]; then
         exit 1
     else
-        unset LEASEDJOB_TEST_PGBOUNCER
-        echo "THE TESTS BEHIND PGBOUNCER WILL BE SKIPPED" >&2
+        echo "$3" >&2
     fi
+}
+if [ -z "${LEASEDJOB_TEST_PGBOUNCER:-}" ] && ! command -v pgbouncer > /dev/null; then
+    unset LEASEDJOB_TEST_PGBOUNCER
+    bring pgbouncer LEASEDJOB_TEST_PGBOUNCER "THE TESTS BEHIND PGBOUNCER WILL BE SKIPPED"
+fi
+if [ -z "${LEASEDJOB_TEST_POSTGRES15_BIN:-}" ] && [ ! -x /usr/lib/postgresql/15/bin/postgres ]; then
+    unset LEASEDJOB_TEST_POSTGRES15_BIN
+    bring postgresql15 LEASEDJOB_TEST_POSTGRES15_BIN "THE TESTS ON POSTGRESQL 15 WILL BE SKIPPED"
 fi
 # A test here waits for real processes on a machine that may be busy with others: one that fails is tried twice more, which
 # the output counts as "rerun". What fails three times is broken.

@@ -44,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     verb("kubeconfig", "print the path of a running cluster's kubeconfig")
     tool = verbs.add_parser("pgbouncer", help="put PgBouncer into a folder, without installing it; prints its path")
     tool.add_argument("folder", type=Path)
+    tool = verbs.add_parser("postgresql15", help="the same with PostgreSQL 15; prints the folder of its programs")
+    tool.add_argument("folder", type=Path)
     load = verb("load", "import image archives into a cluster")
     load.add_argument("archives", nargs="+", type=Path, help="docker or OCI archives")
     shell = verb("sh", "run a command inside a cluster's namespaces")
@@ -84,6 +86,8 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
                 print(f"{node.name}\t{'healthy' if lifecycle.healthy(node) else 'not healthy'}\t{node.kubeconfig}")
         case "pgbouncer":
             print(packages.pgbouncer(options.folder, cache, progress))
+        case "postgresql15":
+            print(packages.postgresql(options.folder, cache, progress))
         case "load":
             lifecycle.load(_running(cache, options.name), options.archives, progress)
         case "kubeconfig":

@@ -70,11 +70,21 @@ def ensure(wanted: dict[str, str], cache: Cache, progress: Progress) -> None:
 
 
 # --- programs without installing their package ----------------------------------------------------------------------
+OLDEST_POSTGRESQL = "postgresql-15"
+
+
 def libraries_of(depends: str) -> list[str]:
     """The packages of PgBouncer's own libraries, from `apt-cache depends`; what every system has is left out."""
     lines = [line.strip().lstrip("|") for line in depends.splitlines()]
     names = [line.removeprefix("Depends:").strip() for line in lines if line.startswith("Depends:")]
     return sorted(name for name in names if name.startswith(("libevent", "libc-ares", "libcares")))
+
+
+def libraries_to_come(simulated: str) -> list[str]:
+    """The libraries that an installation would bring, from `apt-get install --simulate`. LLVM is left out: it is large,
+    and PostgreSQL does without it."""
+    names = [line.split()[1] for line in simulated.splitlines() if line.startswith("Inst ")]
+    return sorted(name for name in names if name.startswith("lib") and not name.startswith("libllvm"))
 
 
 def pgbouncer(target: Path, cache: Cache, progress: Progress) -> Path:
@@ -83,26 +93,65 @@ def pgbouncer(target: Path, cache: Cache, progress: Progress) -> Path:
     Its Debian package is only unpacked: installing it would start a service. Raises ClusterError where that isn't
     possible.
     """
-    unpacked = cache.root / "pgbouncer"
-    log = cache.logs / "apt.log"
-    if not (unpacked / "usr/sbin/pgbouncer").exists():
-        if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-            raise ClusterError("PgBouncer is not installed, and there is no apt-get to get it with")
+
+    def wanted() -> list[str]:
         depends = output(["apt-cache", "depends", "pgbouncer"])
-        if not depends and os.geteuid() == 0:
-            progress.run(["apt-get", "update", "-qq"], what="apt-get update", log=log, timeout=300)
-            depends = output(["apt-cache", "depends", "pgbouncer"])
-        progress.say("downloading PgBouncer from the Debian packages")
-        with tempfile.TemporaryDirectory(prefix="leasedjob-apt-") as folder:
-            Path(folder).chmod(0o777)  # apt downloads as an account of its own
-            download = ["apt-get", "download", "-qq", "pgbouncer", *libraries_of(depends or "")]
-            progress.run(download, what="downloading PgBouncer", log=log, timeout=300, cwd=Path(folder))
-            for archive in sorted(Path(folder).glob("*.deb")):
-                unpack = ["dpkg", "-x", str(archive), str(unpacked)]
-                progress.run(unpack, what=f"unpacking {archive.name}", log=log, timeout=60)
+        return ["pgbouncer", *libraries_of(depends)] if depends else []
+
+    unpacked = cache.root / "pgbouncer"
+    _unpack("PgBouncer", wanted, unpacked, unpacked / "usr/sbin/pgbouncer", cache, progress)
     shutil.copytree(unpacked / "usr", target / "usr", symlinks=True, dirs_exist_ok=True)
-    libraries = next((str(p.parent) for p in (target / "usr/lib").rglob("libevent-2*")), "")
-    program = target / "pgbouncer"
-    program.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={libraries} exec {target}/usr/sbin/pgbouncer "$@"\n')
-    program.chmod(0o755)
-    return program
+    return _launcher(target / "pgbouncer", target / "usr/sbin/pgbouncer", target)
+
+
+def postgresql(target: Path, cache: Cache, progress: Progress) -> Path:
+    """The same with PostgreSQL 15, the oldest that is supported; the folder of `postgres` and `initdb`."""
+
+    def wanted() -> list[str]:
+        simulated = output(["apt-get", "install", "--simulate", "--no-install-recommends", OLDEST_POSTGRESQL])
+        return [OLDEST_POSTGRESQL, *libraries_to_come(simulated)] if simulated else []
+
+    unpacked = cache.root / OLDEST_POSTGRESQL
+    programs = Path("usr/lib/postgresql/15/bin")
+    _unpack("PostgreSQL 15", wanted, unpacked, unpacked / programs / "postgres", cache, progress)
+    for folder in ("usr", "lib"):
+        if (unpacked / folder).is_dir():
+            shutil.copytree(unpacked / folder, target / folder, symlinks=True, dirs_exist_ok=True)
+    launchers = target / "bin"
+    launchers.mkdir(exist_ok=True)
+    for name in ("postgres", "initdb"):
+        _launcher(launchers / name, target / programs / name, target)
+    return launchers
+
+
+def _unpack(
+    what: str, wanted: Callable[[], list[str]], into: Path, proof: Path, cache: Cache, progress: Progress
+) -> None:
+    """Unpacks the Debian packages that `wanted` names; it names none while the package lists are missing."""
+    if proof.exists():
+        return
+    log = cache.logs / "apt.log"
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        raise ClusterError(f"{what} is not installed, and there is no apt-get to get it with")
+    packages = wanted()
+    if not packages and os.geteuid() == 0:
+        progress.run(["apt-get", "update", "-qq"], what="apt-get update", log=log, timeout=300)
+        packages = wanted()
+    if not packages:
+        raise ClusterError(f"{what} is not installed, and this system's package lists don't have it")
+    progress.say(f"downloading {what} from the Debian packages")
+    with tempfile.TemporaryDirectory(prefix="leasedjob-apt-") as folder:
+        Path(folder).chmod(0o777)  # apt downloads as an account of its own
+        download = ["apt-get", "download", "-qq", *packages]
+        progress.run(download, what=f"downloading {what}", log=log, timeout=300, cwd=Path(folder))
+        for archive in sorted(Path(folder).glob("*.deb")):
+            unpack = ["dpkg", "-x", str(archive), str(into)]
+            progress.run(unpack, what=f"unpacking {archive.name}", log=log, timeout=60)
+
+
+def _launcher(path: Path, program: Path, tree: Path) -> Path:
+    """A script that runs `program` with the libraries that came with it."""
+    libraries = sorted({str(found.parent) for found in tree.rglob("lib*.so.*") if found.parent.parent.name == "lib"})
+    path.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={":".join(libraries)} exec {program} "$@"\n')
+    path.chmod(0o755)
+    return path

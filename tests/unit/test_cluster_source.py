@@ -207,6 +207,18 @@ def test_pgbouncers_own_libraries_come_with_it() -> None:
     assert packages.libraries_of(depends) == ["libc-ares2", "libevent-2.1-7"]
 
 
+def test_the_libraries_of_postgresql_come_with_it_but_for_llvm() -> None:
+    lines = (
+        "NOTE: This is only a simulation!",
+        "Inst libllvm14 (1:14.0.6-12 Debian:12.11/stable [amd64])",
+        "Inst postgresql-client-15 (15.18-0+deb12u1 Debian:12.11/stable [amd64]) []",
+        "Inst libxslt1.1 (1.1.35 Debian:12.11/stable [amd64])",
+        "Inst libpq5 [15.1] (15.18-0+deb12u1 Debian:12.11/stable [amd64])",
+        "Conf libpq5 (15.18-0+deb12u1 Debian:12.11/stable [amd64])",
+    )
+    assert packages.libraries_to_come("\n".join(lines)) == ["libpq5", "libxslt1.1"]
+
+
 @pytest.mark.parametrize(
     ("env", "root"),
     [
