@@ -190,9 +190,7 @@ def test_an_upgrade_that_fails_leaves_holders_where_they_were(empty_database: Da
     migrate(connection)
     old, token = Program(empty_database), uuid4()
     acquired = old.acquire(token)
-    broken = Migration(
-        len(migrations()) + 1, "broken", "ALTER TABLE leasedjob.job_scheduler DROP COLUMN holder; SELECT 1/0"
-    )
+    broken = Migration(len(migrations()) + 1, "broken", "DELETE FROM leasedjob.job_scheduler; SELECT 1/0")
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrate(connection, (*migrations(), broken))
     assert old.ask("heartbeat", id=acquired["id"], token=token)["held"]
