@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Final
 
-_FROM_THE_FIRST: frozenset[str] = frozenset({"exec", "run-exclusive"})
+# Written here, so that neither side is imported for the other one's sake.
+AROUND_A_COMMAND: Final = {
+    "exec": "run a command in a run's Pod: signals, children, report (exec -- COMMAND...)",
+    "run-exclusive": "run a command on one of many hosts, under a lease (run-exclusive ... -- COMMAND...)",
+}
 
 
 def main() -> None:
     """The entry point."""
     words = sys.argv[1:]
-    if words[:1] and words[0] in _FROM_THE_FIRST:
+    if words[:1] and words[0] in AROUND_A_COMMAND:
         # A SIGTERM while the rest is being imported must not be lost: the first process of a container would ignore it.
         early: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -27,7 +32,7 @@ def main() -> None:
         os._exit(code)  # threads may be stuck in a call; nothing is left to be done for them
     from leasedjob.cli import leasedjob
 
-    leasedjob.main()
+    leasedjob.main(AROUND_A_COMMAND)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,12 @@
     ├── LostJobLeaseError                                    the lease belongs to somebody else now, or has run out
     ├── DatabaseUnavailableError                             a passing fault: try again
     ├── DatabaseRefusedError                                 a fault of configuration: a person has to act
-    └── SchemaMissingError                                   the schema is absent or too old: `leasedjob migrate`
+    ├── SchemaMissingError                                   the schema is absent or too old: `leasedjob migrate`
+    ├── InvalidShutdownBudgetError       (also ValueError)   a caller's mistake: stopping can't fit into its budget
+    ├── RunNotAcquiredError                                  somebody else has the run, or it has succeeded
+    ├── OutcomeRefusedError                                  another outcome came first, or this one can't be stored
+    ├── SidecarUnavailableError                              a passing fault: the Pod's sidecar does not answer
+    └── DrainingError                                        a stop has begun: nothing new is to be
 
 What a caller can act on differently has a type of its own; everything else that the database reports is a bug and is
 raised as psycopg raised it.
@@ -94,3 +99,23 @@ class SchemaMissingError(LeasedJobError):
         super().__init__(
             "the database has no current LeasedJob schema: run `leasedjob migrate`" + (f" ({detail})" if detail else "")
         )
+
+
+class InvalidShutdownBudgetError(LeasedJobError, ValueError):
+    """The phases of a stop don't fit into their budget. Raised where the budget is made, which is at the start."""
+
+
+class RunNotAcquiredError(LeasedJobError):
+    """The run is not ours: another process holds it, or it has succeeded."""
+
+
+class OutcomeRefusedError(LeasedJobError):
+    """An outcome was not taken: another one was reported before, or the data can't be stored."""
+
+
+class SidecarUnavailableError(LeasedJobError):
+    """The sidecar of the run's Pod gave no answer in time; it may be restarting."""
+
+
+class DrainingError(LeasedJobError):
+    """A stop has begun, so this is not begun any more; the message says why."""

@@ -1,0 +1,71 @@
+"""The workload SDK: which run this is, stopping well, and a command line for programs that know nothing of it.
+
+The names below are imported when they are first used: importing this package costs next to nothing, and pulls in no
+adapter and no database driver.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from leasedjob.errors import (
+        DrainingError,
+        InvalidShutdownBudgetError,
+        OutcomeRefusedError,
+        RunNotAcquiredError,
+        SidecarUnavailableError,
+    )
+    from leasedjob.workload.abort import AbortSignal
+    from leasedjob.workload.draining import ShutdownState
+    from leasedjob.workload.intervals import IntervalRegistry
+    from leasedjob.workload.phases import Phase, PhaseReport, ShutdownBudget
+    from leasedjob.workload.run import Mode, Run, current_run, find_run
+    from leasedjob.workload.shutdown import GracefulShutdown, Stoppable
+
+_HOME: Final = {
+    "DrainingError": "leasedjob.errors",
+    "InvalidShutdownBudgetError": "leasedjob.errors",
+    "OutcomeRefusedError": "leasedjob.errors",
+    "RunNotAcquiredError": "leasedjob.errors",
+    "SidecarUnavailableError": "leasedjob.errors",
+    "AbortSignal": "leasedjob.workload.abort",
+    "ShutdownState": "leasedjob.workload.draining",
+    "IntervalRegistry": "leasedjob.workload.intervals",
+    "Phase": "leasedjob.workload.phases",
+    "PhaseReport": "leasedjob.workload.phases",
+    "ShutdownBudget": "leasedjob.workload.phases",
+    "Mode": "leasedjob.workload.run",
+    "Run": "leasedjob.workload.run",
+    "current_run": "leasedjob.workload.run",
+    "find_run": "leasedjob.workload.run",
+    "GracefulShutdown": "leasedjob.workload.shutdown",
+    "Stoppable": "leasedjob.workload.shutdown",
+}
+
+__all__ = [
+    "AbortSignal",
+    "DrainingError",
+    "GracefulShutdown",
+    "IntervalRegistry",
+    "InvalidShutdownBudgetError",
+    "Mode",
+    "OutcomeRefusedError",
+    "Phase",
+    "PhaseReport",
+    "Run",
+    "RunNotAcquiredError",
+    "ShutdownBudget",
+    "ShutdownState",
+    "SidecarUnavailableError",
+    "Stoppable",
+    "current_run",
+    "find_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if (home := _HOME.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

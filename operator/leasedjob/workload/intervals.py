@@ -1,0 +1,139 @@
+"""IntervalRegistry: work that is repeated at an interval, never overlaps itself, and is never dropped halfway."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from leasedjob.workload.draining import ShutdownState
+from leasedjob.workload.phases import Phase
+
+_log: Final = logging.getLogger("leasedjob.workload")
+Work = Callable[[], Awaitable[object] | object]
+
+
+def next_due(first: float, seconds: float, now: float) -> float:
+    """The next tick after `now` on the grid that begins at `first`: what fell into a long iteration is dropped."""
+    if now < first:
+        return first
+    return first + (math.floor((now - first) / seconds) + 1) * seconds
+
+
+@dataclass(slots=True)
+class _Interval:
+    name: str
+    seconds: float
+    work: Work
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    timer: asyncio.Task[None] | None = None
+
+
+class IntervalRegistry:
+    """Intervals by name, on the running event loop.
+
+        intervals = IntervalRegistry(state)
+        intervals.add("sync", 60, sync_orders)
+        shutdown.add(intervals)
+
+    A coroutine function runs on the loop, a plain function in a thread. An iteration that raises is logged, and the
+    next tick comes as usual. Nothing begins once the state drains.
+
+    Args:
+        state: whose draining ends the ticks.
+    """
+
+    phase: Final = Phase.INTERVALS
+    name: Final = "intervals"
+
+    def __init__(self, state: ShutdownState) -> None:
+        self._state = state
+        self._intervals: dict[str, _Interval] = {}
+        self._running: dict[str, asyncio.Future[None]] = {}
+
+    def add(self, name: str, seconds: float, work: Work) -> None:
+        """Begins an interval; its first tick is `seconds` from now.
+
+        Raises:
+            ValueError: the name is taken, or `seconds` is not positive.
+            RuntimeError: no event loop is running.
+        """
+        if name in self._intervals:
+            raise ValueError(f"there is an interval {name!r}")
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"seconds must be positive, not {seconds!r}")
+        interval = _Interval(name, seconds, work)
+        interval.timer = asyncio.get_running_loop().create_task(self._ticks(interval), name=f"interval-{name}")
+        self._intervals[name] = interval
+
+    def exists(self, name: str) -> bool:
+        """Whether ticks are to come."""
+        return name in self._intervals and not self._state.is_draining()
+
+    def delete(self, name: str) -> None:
+        """No further tick comes. An iteration that runs goes on to its end, and `stop` waits for it.
+
+        Raises:
+            KeyError: there is no such interval.
+        """
+        self._intervals.pop(name).ended.set()
+
+    async def stop(self) -> None:
+        """Ends all ticks, and waits until every iteration that runs has ended by itself."""
+        for name in list(self._intervals):
+            self.delete(name)
+        while self._running:
+            await asyncio.wait(list(self._running.values()))
+
+    def in_hand(self) -> Sequence[str]:
+        """The intervals whose iteration runs."""
+        return [f"the running iteration of interval {name}" for name in self._running]
+
+    # --- one interval ---
+
+    async def _ticks(self, interval: _Interval) -> None:
+        loop = asyncio.get_running_loop()
+        first = due = loop.time() + interval.seconds
+        forget = self._state.signal.call(lambda: loop.call_soon_threadsafe(interval.ended.set))
+        try:
+            while await self._sleep(interval, due - loop.time()):
+                if (before := self._running.get(interval.name)) is not None:
+                    # Of an interval of this name that was deleted: even then two never run at once.
+                    await asyncio.wait([before])
+                    due = next_due(first, interval.seconds, loop.time())
+                    continue
+                if self._state.is_draining():
+                    return
+                await self._iterate(interval)
+                due = next_due(first, interval.seconds, loop.time())
+        finally:
+            forget()
+
+    async def _sleep(self, interval: _Interval, seconds: float) -> bool:
+        """Until the next tick; False if none is to come."""
+        try:
+            await asyncio.wait_for(interval.ended.wait(), max(0.0, seconds))
+        except TimeoutError:
+            return not interval.ended.is_set()
+        return False
+
+    async def _iterate(self, interval: _Interval) -> None:
+        running = asyncio.get_running_loop().create_future()
+        self._running[interval.name] = running
+        try:
+            if inspect.iscoroutinefunction(interval.work):
+                await interval.work()
+            else:
+                given = await asyncio.to_thread(interval.work)
+                if inspect.isawaitable(given):
+                    await given
+        except Exception:
+            _log.exception("interval %s: an iteration has failed; the next one comes as usual", interval.name)
+        finally:
+            # Whatever happened, nobody waits for an iteration that is over.
+            del self._running[interval.name]
+            running.set_result(None)
