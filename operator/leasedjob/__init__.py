@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         LostJobLeaseError,
         LostSignal,
         NotAcquired,
+        Pruned,
         RunExclusiveResult,
         SchemaMissingError,
         SyncJobSchedulerModule,
         SyncJobSchedulerService,
         bullmq_job_id,
         install_schema,
+        run_key_for,
     )
 
 __version__ = "0.1.0"
@@ -65,6 +67,7 @@ __all__ = [
     "LostJobLeaseError",
     "LostSignal",
     "NotAcquired",
+    "Pruned",
     "RunExclusiveResult",
     "SchemaMissingError",
     "SyncJobSchedulerModule",
@@ -72,6 +75,7 @@ __all__ = [
     "__version__",
     "bullmq_job_id",
     "install_schema",
+    "run_key_for",
 ]
 
 

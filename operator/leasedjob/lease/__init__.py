@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         LostJobLeaseError,
         SchemaMissingError,
     )
-    from leasedjob.identity import JobSchedulerType, bullmq_job_id
+    from leasedjob.identity import JobSchedulerType, bullmq_job_id, run_key_for
     from leasedjob.lease.core import (
         JobAcquired,
         JobAcquireResult,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from leasedjob.lease.migrate import install_schema
     from leasedjob.lease.module import JobSchedulerModule, JobSchedulerModuleOptions, SyncJobSchedulerModule
     from leasedjob.lease.options import DEFAULT_HEARTBEAT_MS, DEFAULT_LEASE_MS, JobAcquireOptions
+    from leasedjob.lease.retention import Pruned
     from leasedjob.lease.rows import JobSchedulerStatus
     from leasedjob.lease.service import JobSchedulerService, SyncJobSchedulerService
 
@@ -47,6 +48,7 @@ _HOME: Final = {
     "SchemaMissingError": "leasedjob.errors",
     "JobSchedulerType": "leasedjob.identity",
     "bullmq_job_id": "leasedjob.identity",
+    "run_key_for": "leasedjob.identity",
     "JobAcquireResult": "leasedjob.lease.core",
     "JobAcquired": "leasedjob.lease.core",
     "JobExecutionLease": "leasedjob.lease.core",
@@ -63,6 +65,7 @@ _HOME: Final = {
     "DEFAULT_HEARTBEAT_MS": "leasedjob.lease.options",
     "DEFAULT_LEASE_MS": "leasedjob.lease.options",
     "JobAcquireOptions": "leasedjob.lease.options",
+    "Pruned": "leasedjob.lease.retention",
     "JobSchedulerStatus": "leasedjob.lease.rows",
     "JobSchedulerService": "leasedjob.lease.service",
     "SyncJobSchedulerService": "leasedjob.lease.service",
@@ -91,12 +94,14 @@ __all__ = [
     "LostJobLeaseError",
     "LostSignal",
     "NotAcquired",
+    "Pruned",
     "RunExclusiveResult",
     "SchemaMissingError",
     "SyncJobSchedulerModule",
     "SyncJobSchedulerService",
     "bullmq_job_id",
     "install_schema",
+    "run_key_for",
 ]
 
 
