@@ -14,7 +14,6 @@ from typing import Final
 from leasedjob import __version__
 from leasedjob.cli import migrate, prune
 
-
 NOTHING: Final[Mapping[str, str]] = {}
 
 
