@@ -54,7 +54,7 @@ async def written(api: Api, *said: tuple[str, str], replicas: int = 1, **more: A
     recorders = [Recorder(api, f"replica-{n}") for n in range(replicas)]  # type: ignore[arg-type]
     for recorder in recorders:
         for reason, message in said:
-            await recorder.record(b.job_body(), reason, message, **more)
+            recorder.record(b.job_body(), reason, message, **more)
     async with asyncio.timeout(30):
         tasks = [asyncio.create_task(recorder.run()) for recorder in recorders]
         while any(not recorder.idle for recorder in recorders):

@@ -151,8 +151,7 @@ class Actor:
             if action.result is Result.COMPLETE:
                 self.events.record(entry.body, EventReason.RUN_SUCCEEDED, which(run), once="end")
                 self.metrics.attempt_ended(action.result, action.reason)
-            elif run.stop_reason:
-                self._stopped(entry, run, run.stop_reason)
+            elif run.stop_reason:  # its row says why, and tells everybody: see ended_elsewhere
                 self.metrics.attempt_ended(action.result, run.stop_reason.partition(":")[0])
             else:
                 reason = EventReason.RUN_INTERRUPTED if action.result is Result.RELEASE else EventReason.RUN_FAILED
@@ -169,9 +168,9 @@ class Actor:
             self._stopped(entry, run, action.reason)
         return Progress(refresh=[run.id], leave_for=SETTLE)
 
-    def ended_by_its_pod(self, entry: Entry, run: Run) -> None:
-        """An attempt has ended, and its own Pod recorded it, as the workload reported: no operator's statement tells of
-        it. Every replica sees it; it counts once."""
+    def ended_elsewhere(self, entry: Entry, run: Run) -> None:
+        """An attempt has ended that was asked to stop, or that its own Pod recorded as the workload reported it. Every
+        replica sees that in the row; it counts once."""
         if run.status is not JobSchedulerStatus.SUCCESS and run.stop_reason:
             self._stopped(entry, run, run.reason)
         elif not run.reason:  # an operator always gives one

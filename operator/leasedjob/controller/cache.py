@@ -60,6 +60,7 @@ class Entry:
     spec_differs: bool = False
     rows: dict[UUID, Run] = field(default_factory=dict)
     rows_loaded: bool = False
+    doubtful: set[UUID] = field(default_factory=set)  # rows to be read again before anything rests on them
     # this process's own memory; losing it is harmless
     handled: dict[str, float] = field(
         default_factory=dict

@@ -145,15 +145,17 @@ class Engine:
         entry.rows[run.id] = run
         _decided_by(entry, run)
         if old is not None and _ended_since(old, run):
-            self.actor.ended_by_its_pod(entry, run)
+            self.actor.ended_elsewhere(entry, run)
         if run.terminal and (old is None or not old.terminal):
             self.metrics.run_ended(run)
             _forget_old(entry)
         return old is None or run.changed_at > old.changed_at
 
     async def refresh(self, entry: Entry, ids: Sequence[UUID]) -> None:
-        for run in await asyncio.gather(*(self._by_id.ask(i) for i in ids)):
-            if run is not None and run.identity.code == entry.code:
+        for id, run in zip(ids, await asyncio.gather(*(self._by_id.ask(i) for i in ids)), strict=True):
+            if run is None:
+                entry.rows.pop(id, None)
+            elif run.identity.code == entry.code:
                 self.row_seen(entry, run)
 
     # --- the reconcile -----------------------------------------------------------------------------------------------
@@ -213,6 +215,7 @@ class Engine:
             wake = await self._rounds(entry)
             self.agenda.set(entry.key, wake)
         else:
+            await self._current(entry)
             await self._settle_pods(entry)
         entry.trouble = ""
         if not await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict):
@@ -303,8 +306,8 @@ class Engine:
         return wake
 
     async def _current(self, entry: Entry) -> None:
-        """Rows that this decision rests on: of Pods that have none in memory, and of leases that seem to have expired
-        (heartbeats don't announce themselves)."""
+        """Rows that this decision rests on: of Pods that have none in memory, of leases that seem to have expired
+        (heartbeats don't announce themselves), and of runs that are active here and not in the database."""
         now = self.clock.now()
         unknown = {UUID(p.lease_id) for p in self.cache.pods_for(entry.key) if _is_uuid(p.lease_id)} - set(entry.rows)
         unknown -= {UUID(k[4:]) for k, t in entry.handled.items() if k.startswith("row ") and t > time.monotonic()}
@@ -313,8 +316,9 @@ class Engine:
         }  # fmt: skip
         for missing in unknown:
             entry.handled[f"row {missing}"] = time.monotonic() + 60
-        if unknown | stale:
-            await self.refresh(entry, sorted(unknown | stale))
+        if wanted := unknown | stale | entry.doubtful:
+            await self.refresh(entry, sorted(wanted))
+            entry.doubtful -= wanted
 
     def _just_done(self, entry: Entry, action: object) -> bool:
         """Whether this very action was taken a moment ago, and its effect hasn't been observed yet."""

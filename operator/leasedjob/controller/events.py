@@ -74,7 +74,7 @@ class Recorder:
         """Nothing waits to be written or is being written."""
         return self._queue.empty() and not self._writing
 
-    async def record(
+    def record(
         self, regarding: Mapping[str, Any], reason: str, message: str, *, warning: bool = False, once: str = ""
     ) -> None:
         """Queues an Event about the object `regarding`; dropped if the queue is full.

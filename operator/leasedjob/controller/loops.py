@@ -113,12 +113,9 @@ class Poller:
             if complete:
                 active += sum(r.held_here for r in mine)
                 missing = {r.id for r in entry.rows.values() if not r.terminal} - {r.id for r in mine}
-                if missing:
-                    news += [entry.rows[i] for i in missing]
-                    for i in missing:  # it ended, or was pruned: read it again at the next look
-                        entry.handled.pop(f"row {i}", None)
-                        del entry.rows[i]
-                    entry.rows_loaded = False
+                # They have ended, or were pruned; it is read again at the next look.
+                entry.doubtful |= missing
+                news += [entry.rows[i] for i in missing]
             if news:
                 engine.mark(entry.key)
         if complete:
