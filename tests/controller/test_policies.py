@@ -127,6 +127,43 @@ def test_after_an_outage_each_policy_does_what_it_says(bench: Bench) -> None:
     wait_until("a person is told", lambda: events(bench, "TickMissed"))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "minutes", "gap"),
+    [("*/2 * * * *", 2, timedelta(hours=5)), ("* * * * *", 1, timedelta(days=400))],
+    ids=["five hours", "400 days"],
+)
+def test_a_long_outage_is_one_run_and_one_report(bench: Bench, schedule: str, minutes: int, gap: timedelta) -> None:
+    """The latest tick runs, all before it are one line in the ledger, and the number of them costs no time."""
+    bench.apply("job", schedule=schedule)
+    first = bench.operator("before")
+    wait_until("registered", lambda: bench.ready_condition("job").get("status") == "True")
+    first.stop()
+    for pod in bench.pods():  # of a minute that began just now
+        bench.gone(pod)
+    bench.sql("DELETE FROM leasedjob.tick_ledger")
+    bench.sql("DELETE FROM leasedjob.job_scheduler")
+    since = datetime.now(UTC).replace(second=30, microsecond=0) - gap
+    since -= timedelta(minutes=since.minute % minutes)
+    bench.sql("UPDATE leasedjob.job_code SET watermark = %s", since)
+    began = time.monotonic()
+    bench.operator("after")
+    pod = bench.pod_for("job")
+    print(f"{gap} of ticks: a Pod {time.monotonic() - began:.1f} s after the operator's start")
+    row = bench.rows("job")[0]
+    assert pod["metadata"]["annotations"][protocol.ANNOTATION_LEASE] == str(row["id"])
+    reports = bench.sql("SELECT first, last, count, exact FROM leasedjob.tick_ledger WHERE kind = 'missed'")
+    assert len(reports) == 1
+    first_missed, last_missed, count, exact = reports[0]
+    step = timedelta(minutes=minutes)
+    assert first_missed == since.replace(second=0) + step
+    assert last_missed == row["tick"] - step, "the run is that of the latest missed tick"
+    if exact:
+        assert count == (last_missed - first_missed) // step + 1
+    assert count > 100
+    told = wait_until("a person is told", lambda: events(bench, "TickMissed"))
+    assert len(told) == 1
+
+
 def test_run_all_goes_on_whichever_replica_won_a_tick(bench: Bench) -> None:
     """Forbid and RunAll: one after the other, each tick once, with two replicas; then the one that won last dies."""
     bench.apply("chain", schedule=HOURLY, missedRunPolicy="RunAll")
@@ -224,6 +261,30 @@ def test_resume_and_edit_start_nothing_old(bench: Bench) -> None:
         assert parse(bench.status(job)["nextScheduleTime"]) > datetime.now(UTC) - timedelta(seconds=1)
 
 
+def test_suspend_put_on_and_off_starts_nothing(bench: Bench) -> None:
+    """Ticks that passed while it was suspended don't count, however often it is switched; a label is no edit."""
+    bench.operator()
+    bench.apply("switched", schedule=HOURLY, missedRunPolicy="RunAll")
+    wait_until("known", lambda: bench.ready_condition("switched").get("status") == "True")
+    for _ in range(5):
+        bench.patch("switched", suspend=True)
+        wait_until("suspended", lambda: bench.ready_condition("switched").get("reason") == "Suspended")
+        bench.sql("UPDATE leasedjob.job_code SET watermark = clock_timestamp() - interval '3 days'")
+        bench.patch("switched", suspend=False)
+        wait_until("resumed", lambda: bench.ready_condition("switched").get("reason") == "Accepted")
+    before = bench.status("switched")
+    labelled = {"metadata": {"labels": {"team": "batch"}}}
+    bench.custom.patch_namespaced_custom_object(
+        protocol.GROUP, protocol.VERSION, bench.namespace, "leasedjobs", "switched", labelled
+    )
+    bench.run_now("switched")
+    bench.pod_for("switched")
+    assert [r["manual"] for r in bench.rows("switched")] == [True]
+    assert ledger(bench, "switched") == []
+    assert bench.status("switched")["nextScheduleTime"] == before["nextScheduleTime"]
+    assert parse(before["nextScheduleTime"]) > datetime.now(UTC)
+
+
 def parse(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
@@ -288,6 +349,31 @@ def test_a_failure_is_repeated_after_its_backoff_and_only_so_often(bench: Bench)
     row = bench.row_when("flaky", lambda r: r["status"] == "FAIL" and r["failures"] == 2, "failed twice")
     assert row["retry_at"] is None
     wait_until("shown as failed", lambda: bench.status("flaky").get("lastResult") == "Failed")
+
+
+def test_evictions_are_no_failures(bench: Bench) -> None:
+    """Three times by the API that a node's drain uses, with one attempt to spare: the run goes on at once each time."""
+    bench.operator()
+    bench.apply("evicted", suspend=True, backoffLimit=1)
+    bench.run_now("evicted")
+    tokens = []
+    for attempt in (1, 2, 3):
+        pod = bench.pod_for("evicted", attempt)
+        kubelet = Kubelet(bench, pod)
+        tokens.append(kubelet.run().fencing_token)
+        meta = {"name": pod["metadata"]["name"], "namespace": bench.namespace}
+        bench.core.create_namespaced_pod_eviction(
+            meta["name"], bench.namespace, {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+        )
+        kubelet.end(143)
+        row = bench.row_when("evicted", lambda r, n=attempt: r["attempt"] > n, "the next attempt")
+        assert (row["failures"], row["interruptions"]) == (0, attempt)
+    kubelet = Kubelet(bench, bench.pod_for("evicted", 4))
+    tokens.append(kubelet.run().fencing_token)
+    kubelet.end(0)
+    row = bench.row_when("evicted", lambda r: r["status"] == "SUCCESS", "done")
+    assert (row["attempt"], row["failures"], row["interruptions"]) == (4, 0, 3)
+    assert tokens == sorted(set(tokens))
 
 
 def test_a_run_is_cancelled_before_during_and_between_attempts(bench: Bench) -> None:

@@ -38,7 +38,7 @@ from leasedjob.lease.store import OperatorStore
 log = logging.getLogger(__name__)
 ROUNDS: Final = 12  # decisions in one reconcile; each acts on what the one before changed
 RECENT: Final = 10  # terminal runs kept in memory and shown in status
-CONFLICT_RETRY: Final = timedelta(seconds=5)  # for a status that was written elsewhere, if no event tells of it
+CONFLICT_RETRY: Final = timedelta(seconds=2)  # for a status that was written elsewhere, if no event tells of it
 BACKOFF: Final = (0.2, 30.0)  # seconds, first and longest, after a fault that may pass
 SCHEMA_FAULTS: Final = (SchemaMissingError, SchemaAheadError, MigrationChangedError)
 DATABASE_FAULTS: Final = (DatabaseUnavailableError, DatabaseRefusedError, *SCHEMA_FAULTS)
