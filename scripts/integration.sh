@@ -28,7 +28,12 @@ if [ -z "${LEASEDJOB_TEST_POSTGRES15_BIN:-}" ] && [ ! -x /usr/lib/postgresql/15/
     unset LEASEDJOB_TEST_POSTGRES15_BIN
     bring postgresql15 LEASEDJOB_TEST_POSTGRES15_BIN "THE TESTS ON POSTGRESQL 15 WILL BE SKIPPED"
 fi
+code=0
 # A test here waits for real processes on a machine that may be busy with others: one that fails is tried twice more, which
 # the output counts as "rerun". What fails three times is broken.
 # shellcheck disable=SC2086  # PYTEST holds options
-"$BIN/pytest" -q tests/integration tests/controller --reruns 2 -rR -n "$WORKERS" --dist worksteal -m "not soak" ${PYTEST:-}
+"$BIN/pytest" -q tests/integration tests/controller --reruns 2 -rR -n "$WORKERS" --dist worksteal -m "not soak" ${PYTEST:-} || code=$?
+# Contention, one test at a time, for each has dozens of processes. None is tried again: a promise that is broken once is broken.
+# shellcheck disable=SC2086
+"$BIN/pytest" -q tests/chaos -m "not soak" ${PYTEST:-} || code=$?
+exit "$code"
