@@ -1,0 +1,259 @@
+"""Draining and stopping in real processes: signals at every moment, blocked loops, parts that never end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from leasedjob import protocol
+from leasedjob.lease.store import OperatorStore
+from leasedjob.lease.trust import Timing
+
+from .conftest import Database
+from .sidecar_parts import Pods, pods_for
+from .workload_parts import Processes, processes
+
+pytestmark = pytest.mark.integration
+
+PRELUDE = """
+import asyncio, logging, os, sys, threading, time
+from leasedjob.workload import *
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+"""
+
+
+@pytest.fixture
+def run() -> Iterator[Processes]:
+    yield from processes()
+
+
+@pytest.fixture
+def pods(tmp_path: Path, database: Database, store: OperatorStore) -> Iterator[Pods]:
+    yield from pods_for(tmp_path, database, store)
+
+
+# Works until draining, finishes what is in its hands when the file is there, and closes its pool last.
+WORKER = (
+    PRELUDE
+    + """
+async def main(end):
+    state = ShutdownState.listening()
+    async def worker():
+        while not state.is_draining():
+            await asyncio.sleep(0.01)
+        while not os.path.exists(end):
+            await asyncio.sleep(0.01)
+        print("worked")
+    working = asyncio.create_task(worker())
+    async def finish():
+        print("stopping")
+        await working
+    async with GracefulShutdown(state) as shutdown:
+        shutdown.on_stop(Phase.BACKGROUND, "worker", finish)
+        shutdown.on_stop(Phase.POOLS, "pool", lambda: print("closed"))
+        print("ready", state.readiness()[0])
+        await state
+        print("draining", state.readiness()[0])
+        await shutdown.finished()
+asyncio.run(main(sys.argv[1]))
+print("end")
+"""
+)
+
+
+def worker(run: Processes, end: Path, env: dict[str, str] | None = None):  # type: ignore[no-untyped-def]
+    import sys
+
+    return run.start([sys.executable, "-c", WORKER, str(end)], env)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_come_again_join_the_same_drain(run: Processes, tmp_path: Path, first: int) -> None:
+    process = worker(run, tmp_path / "end")
+    process.line("ready 200")
+    process.signal(first)
+    process.line("draining 503")
+    process.line("stopping")
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        process.signal(number)
+    time.sleep(0.3)  # none of them does anything
+    assert not process.ended()
+    (tmp_path / "end").touch()
+    assert process.wait() == 0
+    assert process.out[-3:] == ["worked", "closed", "end"]
+    assert process.err.count("stopping: SIG") == 1
+    assert "joins the stop that has begun" in process.err
+
+
+@pytest.mark.parametrize("milliseconds", [20, 100, 300, 1000])
+def test_a_sigterm_at_any_moment_of_the_start(run: Processes, tmp_path: Path, milliseconds: int) -> None:
+    (tmp_path / "end").touch()
+    process = worker(run, tmp_path / "end")
+    time.sleep(milliseconds / 1000)  # the moment is what is tested
+    process.signal(signal.SIGTERM)
+    code = process.wait()
+    if code == -signal.SIGTERM:
+        assert process.out == [], "before it listened nothing was begun"
+    else:
+        assert code == 0
+        assert process.out[-3:] == ["worked", "closed", "end"]
+
+
+def test_a_program_s_own_signal_handlers_on_the_loop_take_nothing_away(run: Processes) -> None:
+    """asyncio takes the wakeup descriptor over for them."""
+    process = run.python(
+        PRELUDE
+        + """
+import signal
+async def main():
+    state = ShutdownState.listening()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: print("usr1"))
+    print("ready")
+    print("drained by", await state)
+asyncio.run(main())
+"""
+    )
+    process.line("ready")
+    process.signal(signal.SIGUSR1)
+    process.line("usr1")
+    process.signal(signal.SIGTERM)
+    process.line("drained by SIGTERM")
+    assert process.wait() == 0
+
+
+def test_a_call_in_c_that_blocks_the_loop_neither_hides_the_signal_nor_delays_the_end(run: Processes) -> None:
+    process = run.python(
+        PRELUDE
+        + """
+import hashlib
+async def close():
+    print("never")
+async def main():
+    state = ShutdownState.listening()
+    threading.Thread(target=lambda: (state.wait(), print("heard"))).start()
+    shutdown = GracefulShutdown(state, ShutdownBudget.within(6, 0))
+    await shutdown.__aenter__()
+    shutdown.on_stop(Phase.HTTP, "api", close)
+    shutdown.on_stop(Phase.POOLS, "pool", lambda: print("closed"))
+    print("ready")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+asyncio.run(main())
+"""
+    )
+    process.line("ready")
+    time.sleep(0.5)  # so that the call has begun
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert process.out[1:] == ["heard", "closed"]
+    assert "ERROR shutdown: http: api was cut off" in process.err
+    assert "CRITICAL shutdown: the budget of 5 s is over; cut off: api" in process.err
+
+
+def test_a_program_that_does_not_end_after_its_stop_ends_by_itself_and_says_what_ran(run: Processes) -> None:
+    process = run.python(
+        PRELUDE
+        + """
+state = ShutdownState.listening()
+threading.Thread(target=threading.Event().wait, name="forgotten").start()
+with GracefulShutdown(state, ShutdownBudget.within(3, 0)) as shutdown:
+    print("ready")
+    shutdown.wait()
+print("main ends")
+"""
+    )
+    process.line("ready")
+    process.signal(signal.SIGTERM)
+    process.line("main ends")
+    assert process.wait() == 143
+    assert "nothing, but the program goes on" in process.err
+    assert "threads: forgotten" in process.err
+
+
+def test_the_sidecars_notice_comes_before_sigterm(run: Processes, tmp_path: Path) -> None:
+    """Both moments by hand; those of a real sidecar are below."""
+    process = run.python(
+        PRELUDE
+        + """
+state = ShutdownState.listening()
+with GracefulShutdown(state, ShutdownBudget()) as shutdown:
+    shutdown.on_stop(Phase.HTTP, "api", lambda: print("api closes"))
+    state.notice("preStop")
+    print("ready", *state.readiness())
+    shutdown.wait()
+"""
+    )
+    process.line("ready 503 draining: preStop")
+    time.sleep(0.3)
+    assert "api closes" not in process.out, "requests still arrive"
+    process.signal(signal.SIGTERM)
+    process.line("api closes")
+    assert process.wait() == 0
+
+
+async def test_a_drain_notice_of_a_real_sidecar(run: Processes, pods: Pods, minute: datetime, tmp_path: Path) -> None:
+    pod = await pods.pod(minute, Timing(duration=200, heartbeat=2, grace=30, pre_stop=10))
+    pod.adopt_and_hold()
+    (tmp_path / "end").touch()
+    url = {protocol.ENV_SIDECAR_URL: f"http://127.0.0.1:{pod.report_port}"}
+    process = worker(run, tmp_path / "end", url)
+    process.line("ready 200")
+    assert pod.run("drain") == 0
+    process.line("draining 503")
+    assert process.wait() == 0, "nothing here has use for the time until SIGTERM"
+    assert "draining: the sidecar's drain notice" in process.err
+    late = worker(run, tmp_path / "end", url)
+    assert late.wait() != 0, "a program that starts now is told at once: nothing may be begun"
+    assert "DrainingError" in late.err
+
+
+# --- R-SHUT-SCHED-1: the forbidden way, and this one ------------------------------------------------------------------
+
+FORBIDDEN = (
+    PRELUDE
+    + """
+async def main():
+    state = ShutdownState.listening()
+    async def iterate():
+        while True:
+            await asyncio.sleep(0.05)
+            print("began")
+            await asyncio.sleep(0.3)
+            print("ended")
+    task = asyncio.create_task(iterate())
+    await state
+    task.cancel()          # the interval is cleared, its iteration is not awaited
+asyncio.run(main())
+"""
+)
+ALLOWED = (
+    PRELUDE
+    + """
+async def main():
+    state = ShutdownState.listening()
+    async def iterate():
+        print("began")
+        await asyncio.sleep(0.3)
+        print("ended")
+    async with GracefulShutdown(state) as shutdown:
+        intervals = IntervalRegistry(state)
+        intervals.add("work", 0.05, iterate)
+        shutdown.add(intervals)
+        await shutdown.finished()
+asyncio.run(main())
+"""
+)
+
+
+@pytest.mark.parametrize(("program", "unfinished"), [(FORBIDDEN, 1), (ALLOWED, 0)], ids=["forbidden", "allowed"])
+def test_an_interval_that_is_cancelled_loses_its_iteration(run: Processes, program: str, unfinished: int) -> None:
+    process = run.python(program)
+    for _ in range(3):
+        process.line("began")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert process.out.count("began") - process.out.count("ended") == unfinished
