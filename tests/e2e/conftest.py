@@ -57,7 +57,8 @@ class Measured:
         """How long a workload ran on after its lease was lost, beside the time that the rule allows for it."""
         self(
             f"{what}: {seconds:.1f} s from the loss to the workload's end; fence budget {timing.fence_budget:.0f} s"
-            f" (detection {timing.probe.detection} + grace {timing.grace} + 5), heartbeat {timing.heartbeat} s"
+            f" (detection {timing.probe.detection} + {timing.containers} x grace {timing.grace} + 5), heartbeat"
+            f" {timing.heartbeat} s"
         )
 
 

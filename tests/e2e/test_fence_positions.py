@@ -18,7 +18,7 @@ import pytest
 from leasedjob import protocol
 from leasedjob.lease.trust import Timing
 from tests.cluster.faults import Faults
-from tests.e2e.conftest import Measured
+from tests.e2e.conftest import Measured, Release
 from tests.e2e.jobs import NEVER, SHORT, container, leased_job, run_of
 from tests.e2e.kube import Json, Kubectl
 from tests.e2e.marks import ends_with, marked_job, read
@@ -179,25 +179,36 @@ def test_a_lease_lost_after_the_deletion_began_changes_nothing_of_the_stop(
     kubectl("delete", "leasedjob", "late", "--timeout=30s")
 
 
-def test_both_of_two_containers_are_stopped(
+def test_two_containers_that_ignore_sigterm_are_both_dead_before_the_lease_expires(
     open_kubectl: Kubectl,
     db: psycopg.Connection,
+    node_faults: Faults,
+    release: Release,
     marks: Path,
     measured: Measured,
 ) -> None:
+    """The kubelet stops first the one whose probe failed first, and the other one when that has ended."""
     kubectl, namespace = open_kubectl, open_kubectl.namespace
-    job = marked_job("pair", marks)
+    timing = Timing(50, 4, 12, 0, containers=2)
+    assert timing.problem() is None
+    spec = {
+        "lease": {"durationSeconds": timing.duration, "heartbeatSeconds": timing.heartbeat},
+        "shutdown": {"preStopSeconds": 0, "terminationGracePeriodSeconds": timing.grace},
+    }
+    job = marked_job("pair", marks, timing=spec)
     (first,) = job["spec"]["template"]["spec"]["containers"]
     program = first["command"][-1].replace("/marks/{", "/marks/2-{")
     second = {**first, "name": "second", "command": [*first["command"][:-1], program]}
     job["spec"]["template"]["spec"]["containers"] = [first, second]
     pod = start(kubectl, job, marks)
-    began = time.time()
-    steal(db, namespace, "pair")
-    kubectl.wait("the Pod has ended", lambda: ended(kubectl, pod["metadata"]["name"]), timeout=STOPPED_WITHIN + 25)
-    last = max(float(m["at"]) for m in (*read(marks, 1), *read_second(marks)))
-    measured.loss("lease lost, two containers, the later one", last - began, TIMING)
-    assert last - began <= STOPPED_WITHIN
+    node_faults.partition(pod["status"]["podIP"], release.postgres.port)
+    row = rows(db, namespace, "pair")[0]
+    kubectl.wait("the Pod has ended", lambda: ended(kubectl, pod["metadata"]["name"]), timeout=timing.duration + 30)
+    ends = [read(marks, 1)[-1]["at"], read_second(marks)[-1]["at"]]
+    beat = row["modified_at"].timestamp()
+    measured.loss("two deaf containers, the later one, from the trust's end", max(ends) - beat - timing.trust, timing)
+    measured(f"two deaf containers: {max(ends) - min(ends):.1f} s between their ends")
+    assert max(ends) < beat + row["lease_ms"] / 1000, "before its lease expires"
     kubectl("delete", "leasedjob", "pair", "--timeout=30s")
 
 

@@ -331,12 +331,14 @@ def test_a_deletion_before_the_sidecars_have_started_needs_no_grace_period(
             )
         row = rows(db, namespace, "adopting")[0]
         assert (row["attempt"], row["pod_uid"]) == (1, None), "not adopted on its way out"
+    # What was adopted is a new attempt. A claim that nobody adopted is released, or gets its Pod again.
     for name, interruptions in (("adopting", 0), ("preparing", 1)):
         finish(own(marks, name))
         kubectl.wait(f"{name} succeeds", lambda name=name: succeeded(db, namespace, name), timeout=90)
         (row,) = rows(db, namespace, name)
-        assert (row["attempt"], row["failures"], row["interruptions"]) == (2, 0, interruptions)
-        assert not said(own(marks, name), 1, "start"), "no workload of attempt 1"
+        assert (row["failures"], row["interruptions"]) == (0, interruptions)
+        assert name == "adopting" or row["attempt"] == 2
+        assert sum(len(said(own(marks, name), n, "start")) for n in (1, 2)) == 1, "the workload ran once"
     kubectl("delete", "leasedjobs", "--all", "--timeout=30s")
 
 

@@ -34,13 +34,14 @@ def test_detection_table_is_the_probes() -> None:
         assert DETECTION[duration // 10 if duration < 200 else 20] == probe_for(duration).detection, duration
 
 
+@pytest.mark.parametrize("containers", [1, 2, 3])
 @pytest.mark.parametrize("grace", range(5, 61, 5))
-def test_whole_numbers_judge_the_trust_window_as_the_library_does(grace: int) -> None:
+def test_whole_numbers_judge_the_trust_window_as_the_library_does(grace: int, containers: int) -> None:
     for duration in DURATIONS:
-        edge = int(Timing(duration, 1, grace, 0).trust // 2)  # the longest heartbeat that fits
+        edge = int(Timing(duration, 1, grace, 0, containers).trust // 2)  # the longest heartbeat that fits
         for heartbeat in {1, *(max(1, edge + step) for step in (-1, 0, 1)), default_heartbeat(duration)}:
-            timing = Timing(duration, heartbeat, grace, 0)
-            assert trust_holds(duration, heartbeat, grace) == (timing.problem() is None), timing
+            timing = Timing(duration, heartbeat, grace, 0, containers)
+            assert trust_holds(duration, heartbeat, grace, containers) == (timing.problem() is None), timing
 
 
 def _python(cel: str) -> str:
@@ -50,6 +51,7 @@ def _python(cel: str) -> str:
         ("self.lease.durationSeconds", "duration"),
         ("self.lease.heartbeatSeconds", "heartbeat"),
         ("self.shutdown.terminationGracePeriodSeconds", "grace"),
+        ("size(self.template.spec.containers)", "containers"),
     ):
         text = text.replace(path, name)
     text = text.replace("/", "//")
@@ -61,26 +63,29 @@ def _python(cel: str) -> str:
     return text
 
 
-def test_the_text_of_the_rule_is_that_formula() -> None:
+@pytest.mark.parametrize("containers", [1, 2, 5])
+def test_the_text_of_the_rule_is_that_formula(containers: int) -> None:
     code = compile(_python(TRUST_RULE.cel), "<rule>", "eval")
     for duration in DURATIONS[::7]:
         for grace in (5, 33, 60):
-            edge = max(1, int(Timing(duration, 1, grace, 0).trust // 2))
+            edge = max(1, int(Timing(duration, 1, grace, 0, containers).trust // 2))
             for heartbeat in (None, edge, edge + 1):
                 used = default_heartbeat(duration) if heartbeat is None else heartbeat
-                got = eval(code, {}, {"duration": duration, "heartbeat": heartbeat, "grace": grace})
-                assert got == (Timing(duration, used, grace, 0).problem() is None), (duration, heartbeat, grace)
+                names = {"duration": duration, "heartbeat": heartbeat, "grace": grace, "containers": containers}
+                assert eval(code, {}, names) == (Timing(duration, used, grace, 0, containers).problem() is None), names
 
 
-def test_what_the_rule_says_has_the_librarys_numbers() -> None:
+@pytest.mark.parametrize("containers", [1, 2, 5])
+def test_what_the_rule_says_has_the_librarys_numbers(containers: int) -> None:
     text, _, numbers = TRUST_RULE.explain_cel.rpartition(".format(")
     code = compile(_python(numbers.removesuffix(")")), "<numbers>", "eval")
     for duration in DURATIONS[::7]:
         for grace in (5, 33, 60):
             for heartbeat in (None, 1, duration):
-                timing = Timing(duration, default_heartbeat(duration) if heartbeat is None else heartbeat, grace, 0)
-                got = eval(code, {}, {"duration": duration, "heartbeat": heartbeat, "grace": grace})
-                if (said := timing.trust_problem()) is not None:
+                used = default_heartbeat(duration) if heartbeat is None else heartbeat
+                names = {"duration": duration, "heartbeat": heartbeat, "grace": grace, "containers": containers}
+                got = eval(code, {}, names)
+                if (said := Timing(duration, used, grace, 0, containers).trust_problem()) is not None:
                     assert json.loads(text) % tuple(got) == said
 
 

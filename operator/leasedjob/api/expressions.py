@@ -240,16 +240,17 @@ SCHEDULE_RULES: Final = (
 DETECTION: Final = tuple(probe_for(10 * budget).detection for budget in range(21))
 _DURATION: Final = "self.lease.durationSeconds"
 _GRACE: Final = "self.shutdown.terminationGracePeriodSeconds"
+_CONTAINERS: Final = "size(self.template.spec.containers)"
 _DETECTION: Final = f"{list(DETECTION)}[{_DURATION} < 200 ? {_DURATION} / 10 : 20]"
 _HEARTBEAT: Final = (
     f"(has(self.lease.heartbeatSeconds) ? self.lease.heartbeatSeconds : ({_DURATION} < 180 ? {_DURATION} / 3 : 60))"
 )
 
 
-def trust_holds(duration: int, heartbeat: int, grace: int) -> bool:
+def trust_holds(duration: int, heartbeat: int, grace: int, containers: int = 1) -> bool:
     """`Timing.problem`'s rule for the trust window in whole numbers, as CEL has to say it (all seconds)."""
     detection = DETECTION[duration // 10 if duration < 200 else 20]
-    return 98 * duration >= 100 * (detection + grace + 5 + 2 * heartbeat)
+    return 98 * duration >= 100 * (detection + containers * grace + 5 + 2 * heartbeat)
 
 
 class Timed(Protocol):
@@ -261,7 +262,7 @@ class Timed(Protocol):
 
 def _timing_holds(spec: Timed) -> bool:
     timing = spec.timing
-    return trust_holds(timing.duration, timing.heartbeat, timing.grace)
+    return trust_holds(timing.duration, timing.heartbeat, timing.grace, timing.containers)
 
 
 def _format(text: str, *numbers: str) -> str:
@@ -270,17 +271,18 @@ def _format(text: str, *numbers: str) -> str:
 
 
 TRUST_RULE: Final = Rule(
-    cel=f"98 * {_DURATION} >= 100 * ({_DETECTION} + {_GRACE} + 5 + 2 * {_HEARTBEAT})",
+    cel=f"98 * {_DURATION} >= 100 * ({_DETECTION} + {_CONTAINERS} * {_GRACE} + 5 + 2 * {_HEARTBEAT})",
     holds=_timing_holds,
     field="lease.durationSeconds",
     message="leaves less than two heartbeats of trust: 98 % of it must be at least detection (a tenth, at most 20) + "
-    "shutdown.terminationGracePeriodSeconds + 5 + 2 * lease.heartbeatSeconds",
+    "shutdown.terminationGracePeriodSeconds for each workload container + 5 + 2 * lease.heartbeatSeconds",
     explain=lambda spec: spec.timing.trust_problem() or "",
     explain_cel=_format(
         TRUST_PROBLEM,
         _DURATION,
-        f"98 * {_DURATION} / 100 - {_DETECTION} - {_GRACE} - 5",
+        f"98 * {_DURATION} / 100 - {_DETECTION} - {_CONTAINERS} * {_GRACE} - 5",
         _DETECTION,
+        _CONTAINERS,
         _GRACE,
         f"2 * {_HEARTBEAT}",
         _HEARTBEAT,

@@ -203,6 +203,13 @@ class AsTemplate:
 
 PodTemplate = Annotated[dict[str, Any], AsTemplate()]
 
+
+def workload_count(template: Mapping[str, Any]) -> int:
+    """How many workload containers a template has; at least 1, since one without is refused anyway."""
+    containers = (template.get("spec") or {}).get("containers")
+    return max(1, len(containers)) if isinstance(containers, list) else 1
+
+
 GRACE_RULE: Final = Rule(  # stands on spec, where both values can be seen
     cel="!has(self.template.spec.terminationGracePeriodSeconds) || "
     "self.template.spec.terminationGracePeriodSeconds == self.shutdown.terminationGracePeriodSeconds",

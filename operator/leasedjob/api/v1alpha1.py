@@ -228,6 +228,7 @@ class LeasedJobSpec(Shape):
             heartbeat=self.lease.heartbeat,
             grace=self.shutdown.termination_grace_period_seconds,
             pre_stop=self.shutdown.pre_stop_seconds,
+            containers=pod_template.workload_count(self.template),
         )
 
     def schedule_for(self, code: str) -> Schedule | None:

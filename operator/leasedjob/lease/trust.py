@@ -3,12 +3,13 @@
 The rule (docs/decisions/0003-fence.md):
 
     trusted until = heartbeat request sent + 0.98 * duration - fence budget
-    fence budget  = detection + terminationGracePeriodSeconds + 5 s
+    fence budget  = detection + workload containers * terminationGracePeriodSeconds + 5 s
     detection     = liveness period * threshold + timeout, at most min(20 s, duration / 10)
 
 0.98 covers a clock *rate* error of two percent between the holder and the database. A holder that is past its trust
 answers "not leased"; the kubelet needs `detection` to notice and the Pod's whole grace period to stop the workload,
-and then the lease has still not expired by the database's clock.
+and then the lease has still not expired by the database's clock. Of several workload containers the kubelet stops the
+one whose probe failed first alone, and looks at the others only when it has ended: each may take a grace period.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ DEFAULT_GRACE_SECONDS = 60
 DEFAULT_PRE_STOP_SECONDS = 10
 # What is said of a timing that can't hold the fence; `%d` means the same to Python and to the CRD's rules.
 TRUST_PROBLEM = (
-    "%d s leave %d s of trust (98 %% of them, less detection %d, grace period %d and 5), but two heartbeats need %d: "
-    "raise lease.durationSeconds, or lower lease.heartbeatSeconds (%d) or shutdown.terminationGracePeriodSeconds (%d)"
+    "%d s leave %d s of trust (98 %% of them, less detection %d, %d x grace period %d and 5), but two heartbeats need "
+    "%d: raise lease.durationSeconds, or lower lease.heartbeatSeconds (%d) or "
+    "shutdown.terminationGracePeriodSeconds (%d)"
 )
 PRE_STOP_PROBLEM = "%d s leave no time to stop in: it must be at most shutdown.terminationGracePeriodSeconds (%d) - 5"
 
@@ -63,12 +65,17 @@ def default_heartbeat(duration_seconds: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One attempt's timing; every value in seconds. The one budget from which Pod, probe and sidecar are derived."""
+    """One attempt's timing; every value in seconds. The one budget from which Pod, probe and sidecar are derived.
+
+    Args:
+        containers: how many workload containers the Pod has; the kubelet may stop them one after the other.
+    """
 
     duration: int
     heartbeat: int
     grace: int
     pre_stop: int
+    containers: int = 1
 
     @property
     def probe(self) -> Probe:
@@ -77,7 +84,7 @@ class Timing:
     @property
     def fence_budget(self) -> float:
         """Seconds between the sidecar's "no" and the last moment at which the workload may still run."""
-        return self.probe.detection + self.grace + STOP_MARGIN_SECONDS
+        return self.probe.detection + self.containers * self.grace + STOP_MARGIN_SECONDS
 
     @property
     def trust(self) -> float:
@@ -98,7 +105,7 @@ class Timing:
             return None
         # whole numbers, so that the CRD's rule, which has no others, says the same
         trust = CLOCK_RATE_PERCENT * self.duration // 100 - int(self.fence_budget)
-        numbers = (self.duration, trust, self.probe.detection, self.grace, 2 * self.heartbeat)
+        numbers = (self.duration, trust, self.probe.detection, self.containers, self.grace, 2 * self.heartbeat)
         return TRUST_PROBLEM % (*numbers, self.heartbeat, self.grace)
 
     def pre_stop_problem(self) -> str | None:
