@@ -227,7 +227,7 @@ async def test_a_failure_is_recorded_with_its_code_and_the_end_of_stderr(
     assert row["data"]["exitCode"] == 3
     assert row["data"]["error"] == "the command exited with 3: no such order"
     assert row["data"]["stderr"].endswith("xxx\nno such order")
-    assert len(row["data"]["stderr"]) <= 4096
+    assert len(row["data"]["stderr"]) <= 3072
 
 
 async def test_a_success_is_recorded_at_once(run: Processes, pods: Pods, minute: datetime) -> None:

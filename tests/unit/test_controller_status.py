@@ -22,7 +22,7 @@ from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
 from leasedjob.controller.status import INSIST_AFTER, StatusWriter, behind, job_status, outcome_of, run_status
 from leasedjob.identity import JobSchedulerType
-from leasedjob.lease.rows import JobSchedulerStatus, Run
+from leasedjob.lease.rows import JobSchedulerStatus, Outcome, Run
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 HOUR = 3600.0
@@ -71,6 +71,21 @@ class TestRuns:
     def test_a_long_message_does_not_hide_the_reason(self) -> None:
         found = run_status(b.run(FAIL, reason="Error: " + "x" * 5000), None)
         assert found.reason == "Error"
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            ({"error": "no such order", "exitCode": 3}, "no such order"),
+            ({"error": "x" * 5000}, "…" + "x" * 1023),
+            ({"error": {"code": 3}}, None),
+            ({"released": True}, None),
+            ([1], None),
+            (None, None),
+        ],
+    )
+    def test_what_a_workload_reported_itself(self, data: Any, message: str | None) -> None:
+        found = run_status(b.run(FAIL, outcome=Outcome.FAIL, data=data), None)
+        assert (found.reason, found.message) == ("Reported", message)
 
     def test_why_it_does_not_start(self) -> None:
         body = b.running_pod(phase="Pending", workload=b.waiting("ImagePullBackOff", "no such image"))

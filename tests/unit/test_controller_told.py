@@ -40,6 +40,12 @@ def told(run: Run) -> list[tuple[str, str, bool]]:
     [
         (b.run(SUCCESS, outcome=Outcome.COMPLETE), EventReason.RUN_SUCCEEDED, WHICH, False),
         (b.run(FAIL, outcome=Outcome.FAIL), EventReason.RUN_FAILED, f"{WHICH}: Reported", True),
+        (
+            b.run(FAIL, outcome=Outcome.FAIL, data={"error": "no such order", "exitCode": 3}),
+            EventReason.RUN_FAILED,
+            f"{WHICH}: Reported: no such order",
+            True,
+        ),
         (b.run(FAIL, outcome=Outcome.RELEASE), EventReason.RUN_INTERRUPTED, f"{WHICH}: Reported", True),
         (
             b.run(FAIL, outcome=Outcome.RELEASE, stop_reason="Cancelled", reason="Cancelled"),

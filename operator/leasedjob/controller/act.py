@@ -36,7 +36,7 @@ from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.manual import RequestReason, note_of
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import JobView
-from leasedjob.controller.outcome import Result, cut, joined
+from leasedjob.controller.outcome import REPORTED, Result, cut, joined, reported_error
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.tenants import TenantSecrets
@@ -179,7 +179,7 @@ class Actor:
                 Outcome.RELEASE: EventReason.RUN_INTERRUPTED,
             }.get(run.outcome or Outcome.FAIL, EventReason.RUN_FAILED)
             good = reason is EventReason.RUN_SUCCEEDED
-            text = which(run) if good else f"{which(run)}: Reported"
+            text = which(run) if good else f"{which(run)}: {joined(REPORTED, reported_error(run.data))}"
             self.events.record(entry.body, reason, text, warning=not good, once="end")
 
     def _stopped(self, entry: Entry, run: Run, why: str) -> None:

@@ -17,6 +17,7 @@ from leasedjob.controller.facts import ContainerEnd, ContainerFacts, PodFacts
 from leasedjob.protocol import Seen, Testimony
 
 MESSAGE_LIMIT: Final = 1024  # characters of an error text that are kept in status and row
+REPORTED: Final = "Reported"
 STOP_SLACK: Final = timedelta(seconds=2)  # most by which a node's clock may be behind the API server's
 UNKNOWN_EXIT_CODE: Final = 255  # containerd's, together with the reason "Unknown"
 BEAT_SLACK: Final = timedelta(seconds=3)  # a beat each second, the kubelet's times cut to seconds, and one late write
@@ -105,7 +106,7 @@ def outcome(pod: PodFacts, *, exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop
         t = None
     if t and t.seen is Seen.REPORTED and t.outcome:
         result = Result(t.outcome)
-        return Outcome(result, "Reported", cut(t.reason), {"released": True} if result is Result.RELEASE else {})
+        return Outcome(result, REPORTED, cut(t.reason), {"released": True} if result is Result.RELEASE else {})
     if not pod.workload_started:
         return _never_started(pod, t)
     if not pod.workload_ended:
@@ -174,6 +175,12 @@ def _never_started(pod: PodFacts, t: Testimony | None) -> Outcome:
 def joined(reason: str, message: str) -> str:
     """`<Reason>: <message>`, as rows and Events keep both."""
     return f"{reason}: {message}" if message else reason
+
+
+def reported_error(data: Any) -> str:
+    """What a workload, or `leasedjob exec`, said of its failure: the `error` in what it reported; "" if nothing."""
+    error = data.get("error") if isinstance(data, dict) else None
+    return cut(error) if isinstance(error, str) else ""
 
 
 def waiting_reason(pod: PodFacts) -> tuple[str, str]:

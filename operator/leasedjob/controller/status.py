@@ -22,7 +22,7 @@ from leasedjob.controller.decide import manual_waits
 from leasedjob.controller.facts import PodFacts, parse_time
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.model import JobView, Policy
-from leasedjob.controller.outcome import waiting_reason
+from leasedjob.controller.outcome import REPORTED, reported_error, waiting_reason
 from leasedjob.identity import JobSchedulerType
 from leasedjob.lease.rows import JobSchedulerStatus, Run
 from leasedjob.lease.trust import Timing
@@ -64,6 +64,8 @@ def run_status(run: Run, pod: PodFacts | None) -> RunStatus:
     """One run as it is shown."""
     reason, _, message = run.reason.partition(": ")
     outcome = outcome_of(run)
+    if run.status is JobSchedulerStatus.FAIL and not reason:  # an operator always gives one
+        reason, message = REPORTED, reported_error(run.data)
     if run.status is JobSchedulerStatus.RUNNING:
         reason = message = ""
         if pod is not None and not pod.workload_complete:

@@ -19,7 +19,7 @@ from typing import Final
 from leasedjob.workload import supervise
 from leasedjob.workload.supervise import Alone, Ended, Event, Leave, Result, Seen, Send, Signalled, State, Stop, Tick
 
-TAIL_BYTES: Final = 4096
+TAIL_BYTES: Final = 3072  # so that a report is one that lists show whole
 STDERR_SECONDS: Final = 1.0  # for the last of standard error, which a process that escaped may hold open
 GROUP_SECONDS: Final = 0.2  # how often it is looked whether a group has ended whose members are others' children
 NOT_FOUND: Final = 127

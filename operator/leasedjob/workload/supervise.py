@@ -32,6 +32,7 @@ PASSED_ON: Final = (
 LATE_SECONDS: Final = 2.0  # SIGTERM is this late after a notice: it won't come
 LEFTOVER_SECONDS: Final = 5.0  # for what outlives the command
 GONE_SECONDS: Final = 1.0  # after SIGKILL, until the group is given up
+LINE_LIMIT: Final = 300
 FOREVER: Final = float("inf")
 SIDECAR_SECONDS: Final = 5.0  # of the grace period, at most: for the sidecar's last statement
 
@@ -234,7 +235,7 @@ class Result:
     @property
     def error(self) -> str:
         """One line for people."""
-        last = self.stderr.rstrip().rpartition("\n")[2].strip()
+        last = self.stderr.rstrip().rpartition("\n")[2].strip()[:LINE_LIMIT]
         if not self.started:
             return last or "the command was not started"
         how = f"the command exited with {self.code}"
