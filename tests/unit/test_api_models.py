@@ -159,6 +159,7 @@ def test_bounded_text_fits_as_it_is_stored(text: str, limit: int) -> None:
         ("a\0b\x1bc\nd", 64, "a b c\nd"),
         ("<<<<", 24, "<<<<"),
         ("<<<<<", 24, "<<<…"),
+        ("<&", 8, "…"),
         ("éééé", 8, "éééé"),
         ("ééééé", 8, "éé…"),
     ],

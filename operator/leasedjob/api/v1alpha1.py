@@ -255,8 +255,7 @@ def bounded(text: str, limit: int) -> str:
     """
     # a character takes at least one byte: no more of them need to be looked at
     clean = "".join(c if c.isprintable() or c == "\n" else " " for c in text[: limit + 1])
-    used = 0
-    cut = len(clean)
+    used = cut = 0
     for index, character in enumerate(clean):
         used += _stored_size(character)
         if used > limit:
