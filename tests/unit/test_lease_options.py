@@ -187,3 +187,37 @@ def test_the_public_names_are_all_there() -> None:
     assert set(lease.__all__) == set(lease._HOME)
     with pytest.raises(AttributeError):
         lease.nothing  # noqa: B018
+
+
+# --- the alarm -------------------------------------------------------------------------------------------------------
+
+
+def test_the_alarm_acts_in_order_and_forgets_what_was_removed() -> None:
+    import threading
+
+    from leasedjob.lease.alarm import Alarm, Call
+
+    alarm, acted, over = Alarm(), [], threading.Event()
+    removed = Call(0.05, lambda: acted.append("removed"))
+    alarm.add(removed)
+    alarm.add(Call(0.2, lambda: (acted.append("second"), over.set())))
+    alarm.add(Call(0.1, lambda: (acted.append("first"), 1 / 0)))  # a failure of one is no other's
+    alarm.remove(removed)
+    assert over.wait(60)
+    assert acted == ["first", "second"]
+    later = threading.Event()
+    alarm.add(Call(0.01, later.set))  # it is asleep by now, or about to be
+    assert later.wait(60)
+
+
+def test_the_package_is_light() -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import sys, leasedjob, leasedjob.lease, leasedjob.testing; "
+        "print(sorted({'psycopg', 'asyncio', 'pydantic', 'kopf', 'kubernetes'} & sys.modules.keys())); "
+        "from leasedjob import JobSchedulerService; print(JobSchedulerService.__module__)"
+    )
+    out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert out == "[]\nleasedjob.lease.service\n"

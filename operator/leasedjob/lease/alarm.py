@@ -5,13 +5,13 @@ It sleeps while nothing is due, ends with the process, and is started by the fir
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 import psycopg
@@ -21,40 +21,57 @@ _log: Final = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 1.0
 
 
-class _Entry:
-    __slots__ = ("act", "at")
+class Entry:
+    """Something that is due at a time: `act` is called then, in the alarm's thread, and must be short."""
 
-    def __init__(self, at: float, act: Callable[[], None]) -> None:
-        self.at = at
-        self.act = act
+    __slots__ = ("at",)
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+    def act(self) -> None:
+        raise NotImplementedError
+
+
+class Call(Entry):
+    """Calls a function."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, seconds: float, function: Callable[[], object]) -> None:
+        super().__init__(seconds)
+        self._function = function
+
+    def act(self) -> None:
+        self._function()
 
 
 class Alarm:
-    """Calls functions at their time, in a thread of its own. They must be short."""
+    """A thread of its own that lets entries act at their time.
+
+    Adding and removing take no lock: they happen for each statement, and single operations on a set are atomic.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._entries: set[_Entry] = set()
+        self._entries: set[Entry] = set()
         self._next = float("inf")  # when the thread looks by itself
         self._used = False
         self._pid = 0
 
-    def at(self, seconds: float, act: Callable[[], None]) -> _Entry:
-        """Calls `act` in so many seconds, unless it is cancelled before."""
-        entry = _Entry(time.monotonic() + seconds, act)
+    def add(self, entry: Entry) -> None:
+        """It acts at its time, unless it is removed before."""
         if self._pid != os.getpid():
             self._start()
-        with self._changed:
-            self._entries.add(entry)
-            self._used = True
-            if entry.at < self._next:
+        self._entries.add(entry)
+        self._used = True
+        if entry.at < self._next:
+            with self._changed:
                 self._changed.notify()
-        return entry
 
-    def cancel(self, entry: _Entry) -> None:
-        """`act` won't be called any more, unless its call has begun."""
-        with self._changed:
-            self._entries.discard(entry)
+    def remove(self, entry: Entry) -> None:
+        """It won't act any more, unless it has begun to."""
+        self._entries.discard(entry)
 
     def _start(self) -> None:
         # After a fork the thread is gone, and the lock may have been held by it.
@@ -65,64 +82,58 @@ class Alarm:
         threading.Thread(target=self._run, name="leasedjob-alarm", daemon=True).start()
 
     def _run(self) -> None:
-        changed = self._changed
+        changed, entries = self._changed, self._entries
         while True:
             with changed:
                 now = time.monotonic()
-                due = [entry for entry in self._entries if entry.at <= now]
-                self._entries.difference_update(due)
+                self._next = float(
+                    "inf"
+                )  # whoever adds something from here on waits for the lock and wakes this thread
+                waiting = list(entries)
+                due = [entry for entry in waiting if entry.at <= now]
+                entries.difference_update(due)
                 if not due:
-                    self._next = min((entry.at for entry in self._entries), default=float("inf"))
-                    if self._used:
-                        self._next = min(self._next, now + _TICK_SECONDS)
+                    soonest = min((entry.at for entry in waiting), default=float("inf"))
+                    self._next = min(soonest, now + _TICK_SECONDS) if self._used else soonest
                     self._used = False
                     changed.wait(None if self._next == float("inf") else self._next - now)
             for entry in due:
                 try:
                     entry.act()
                 except Exception:
-                    _log.exception("a call that was due has failed")
+                    _log.exception("what was due has failed")
 
 
 ALARM: Final = Alarm()
 
 
-class _Cutter:
-    """Ends a connection's conversation from another thread: its statement fails at once, wherever it waits."""
+class cut_after(Entry):
+    """Within the block the connection is cut off after so many seconds; TimeoutError if that happened."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    __slots__ = ("_connection", "_cut", "_lock")
+
+    def __init__(self, connection: psycopg.Connection[Any], seconds: float) -> None:
+        super().__init__(seconds)
         self._lock = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = connection
-        self.cut = False
+        self._cut = False
+
+    def __enter__(self) -> None:
+        ALARM.add(self)
 
     def act(self) -> None:
+        """The statement fails at once, wherever it waits."""
         with self._lock:
             if self._connection is None or self._connection.closed:
                 return
-            self.cut = True
+            self._cut = True
             # The descriptor is shut down, not closed: it can't be somebody else's meanwhile.
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as twin:
-                try:
-                    twin.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    return  # the peer was faster
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as twin, contextlib.suppress(OSError):
+                twin.shutdown(socket.SHUT_RDWR)
 
-    def done(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        ALARM.remove(self)
         with self._lock:
             self._connection = None
-
-
-@contextmanager
-def cut_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Within the block the connection is cut off after so many seconds; TimeoutError if that happened."""
-    cutter = _Cutter(connection)
-    entry = ALARM.at(seconds, cutter.act)
-    try:
-        yield
-    except psycopg.Error as error:
-        if cutter.cut:
+        if self._cut and isinstance(error, psycopg.Error):
             raise TimeoutError from error
-        raise
-    finally:
-        cutter.done()
-        ALARM.cancel(entry)

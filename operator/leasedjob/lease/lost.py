@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from leasedjob.lease.alarm import ALARM
+from leasedjob.lease.alarm import ALARM, Call
 from leasedjob.lease.trust import CLOCK_RATE
 
 _log: Final = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class LostSignal:
                     self._calls.append(function)
                     watch, self._watched = not self._watched, True
                     if watch:
-                        ALARM.at(self._left(), self._watch)
+                        ALARM.add(Call(self._left(), self._watch))
                     return
         function()
 
@@ -142,7 +142,7 @@ class LostSignal:
     def _watch(self) -> None:
         """At the end of trust as it was known: it has ended, or a heartbeat has moved it."""
         if self._calls and not self.is_set():
-            ALARM.at(self._left(), self._watch)
+            ALARM.add(Call(self._left(), self._watch))
 
     def forget(self) -> None:
         """The work has ended: nobody needs to be told any more."""
