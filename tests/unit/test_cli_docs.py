@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from leasedjob import __main__ as program
 from leasedjob.cli import leasedjob, migrate, prune
 from leasedjob.cli.exits import Exit
 from leasedjob.cli.kubectl import plugin
 from leasedjob.lease import retention
+from leasedjob.workload import verbs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 PLUGIN, PROGRAM = PAGE.split("\n## leasedjob\n")
@@ -59,3 +61,22 @@ def test_prune() -> None:
         assert flag in text
     assert f"| {prune.KEEP_LAST} |" in text
     assert prune.KEEP_LAST == retention.KEEP_LAST
+
+
+def test_the_verbs_around_a_command() -> None:
+    assert list(program.AROUND_A_COMMAND) == [verbs.EXEC, verbs.RUN_EXCLUSIVE]
+    help_text = leasedjob.parser(program.AROUND_A_COMMAND).format_help()
+    for verb, parser in ((verbs.EXEC, verbs._exec_parser()), (verbs.RUN_EXCLUSIVE, verbs._run_exclusive_parser())):
+        assert verb in help_text
+        text = section(PROGRAM, verb)
+        assert verb in PROGRAM
+        for flag in (
+            name for action in parser._actions for name in action.option_strings if name not in ("-h", "--help")
+        ):
+            assert f"`{flag}" in text or f", `{flag}" in text, f"{verb}: {flag}"
+    assert codes(section(PROGRAM, verbs.EXEC)) == [128 + 15, verbs.EXIT_USAGE]
+    assert codes(section(PROGRAM, verbs.RUN_EXCLUSIVE)) == [
+        verbs.EXIT_UNRECORDED,
+        verbs.EXIT_NO_LEASE,
+        verbs.EXIT_USAGE,
+    ]

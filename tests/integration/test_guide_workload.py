@@ -1,0 +1,101 @@
+"""docs/guide-workload.md, followed as a reader would: every block of Python, YAML and crontab is used."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from leasedjob.api.v1alpha1 import LeasedJobSpec
+from leasedjob.workload.phases import LIMITS
+
+from .conftest import Database
+from .workload_parts import Processes, processes
+
+pytestmark = pytest.mark.integration
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide-workload.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+FILES = {name: text for language, name, text in BLOCKS if language == "python"}
+URL = "LEASEDJOB_DATABASE_URL"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Processes]:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    yield from processes()
+
+
+def test_the_guide_has_the_blocks_that_are_used() -> None:
+    assert [language for language, _, _ in BLOCKS] == ["yaml", "crontab", "python", "python"]
+    assert list(FILES) == ["import_orders.py", "service.py"]
+
+
+def test_the_manifest_is_accepted() -> None:
+    (text,) = (text for language, _, text in BLOCKS if language == "yaml")
+    manifest = yaml.safe_load(text)
+    spec = LeasedJobSpec.model_validate(manifest["spec"])
+    (container,) = spec.template["spec"]["containers"]
+    assert container["command"][:3] == ["leasedjob", "exec", "--"]
+
+
+def test_a_line_in_three_crontabs_executes_once(run: Processes, database: Database) -> None:
+    (text,) = (text for language, _, text in BLOCKS if language == "crontab")
+    command = text.strip().split(maxsplit=5)[5].replace(r"\%", "%")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    hosts = [run.start(["sh", "-c", command], {URL: database.dsn, "PATH": path}) for _ in range(3)]
+    assert [host.wait() for host in hosts] == [0, 0, 0]
+    (row,) = database.rows("SELECT code, run_key, status FROM leasedjob.job_scheduler")
+    assert (row["code"], row["status"]) == ("nightly-report", "SUCCESS")
+    assert sorted(line for host in hosts for line in host.out) == [f"report of {row['run_key']}"]
+
+
+class TestImportOrders:
+    def test_on_a_laptop(self, run: Processes, tmp_path: Path) -> None:
+        process = run.start([sys.executable, str(tmp_path / "import_orders.py")])
+        assert process.wait() == 0
+        assert process.out == ["alone stand-alone 1"]
+        assert "nothing is recorded" in process.err
+
+    def test_with_a_database(self, run: Processes, tmp_path: Path, database: Database) -> None:
+        env = {URL: database.dsn, "LEASEDJOB_CODE": "orders", "LEASEDJOB_RUN_KEY": "2026-07-20T03:00:00Z"}
+        words = [sys.executable, str(tmp_path / "import_orders.py")]
+        process = run.start(words, env)
+        assert process.wait() == 0, process.err
+        assert process.out == ["database orders 1"]
+        (row,) = database.rows("SELECT status, data FROM leasedjob.job_scheduler")
+        assert row == {"status": "SUCCESS", "data": {"orders": 1000}}
+        again = run.start(words, env)
+        assert again.wait() == 1
+        assert "RunNotAcquiredError" in again.err
+
+    def test_under_run_exclusive(self, run: Processes, tmp_path: Path, database: Database) -> None:
+        words = ["run-exclusive", "--code", "orders", "--run-key", "2026-07-20T03:00:00Z", "--"]
+        process = run.leasedjob(*words, sys.executable, str(tmp_path / "import_orders.py"), env={URL: database.dsn})
+        assert process.wait() == 0
+        assert process.out == ["command orders 1"]
+        (row,) = database.rows("SELECT status FROM leasedjob.job_scheduler")
+        assert row["status"] == "SUCCESS"
+
+
+def test_the_service_finishes_its_iteration_and_closes_its_pool_last(
+    run: Processes, tmp_path: Path, database: Database
+) -> None:
+    process = run.start([sys.executable, str(tmp_path / "service.py")], {URL: database.dsn})
+    process.line("counted")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.err
+    assert process.out[-1] == "intervals done pools done"
+
+
+def test_the_table_of_phases_has_the_limits() -> None:
+    table = GUIDE.partition("## 5.")[2]
+    for phase, limit in LIMITS.items():
+        (line,) = (line for line in table.splitlines() if line.startswith("|") and f"`{phase}`" in line)
+        assert f"| {limit:g} s |" in line
