@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -239,10 +239,12 @@ class TestMetric:
         metrics._histogram.cache_clear()
 
 
-def test_the_package_pulls_in_no_driver_no_adapter_and_no_loop() -> None:
-    import subprocess
-
-    program = "import sys, leasedjob.workload; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+@pytest.mark.parametrize(
+    "modules",
+    ["leasedjob.workload", "leasedjob.workload.run, leasedjob.workload.shutdown, leasedjob.workload.sidecar"],
+)
+def test_it_pulls_in_no_driver_no_adapter_and_no_loop(modules: str) -> None:
+    program = f"import sys, {modules}; print(sorted({{m.partition('.')[0] for m in sys.modules}}))"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    heavy: tuple[Any, ...] = ("psycopg", "prometheus_client", "asyncio", "kopf", "kubernetes", "pydantic", "click")
+    heavy = ("psycopg", "prometheus_client", "asyncio", "kopf", "kubernetes", "pydantic", "click")
     assert not [name for name in heavy if f"'{name}'" in found]

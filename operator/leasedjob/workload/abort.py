@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from leasedjob.errors import DrainingError
+
+if TYPE_CHECKING:
+    import asyncio
 
 _log: Final = logging.getLogger("leasedjob.workload")
 
@@ -71,6 +73,8 @@ class AbortSignal:
         return forget
 
     def __await__(self) -> Generator[Any, None, str]:
+        import asyncio  # costly, and whoever awaits has it already
+
         loop = asyncio.get_running_loop()
         told: asyncio.Future[None] = loop.create_future()
 

@@ -11,7 +11,6 @@ keeps no other phase from ending, and the process from ending by itself when the
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -22,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from leasedjob.errors import DrainingError, InvalidShutdownBudgetError
 from leasedjob.workload import phases
@@ -45,6 +44,9 @@ from leasedjob.workload.phases import (
     Stopped,
     Tick,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 _log: Final = logging.getLogger("leasedjob.workload")
 EXIT_FORCED: Final = 143  # as SIGTERM would have ended it
@@ -168,6 +170,8 @@ class GracefulShutdown:
         self._done.wait()
 
     async def __aenter__(self) -> Self:
+        import asyncio  # costly, and not needed by a program without a loop
+
         self._loop = asyncio.get_running_loop()
         self._start()
         return self
@@ -226,6 +230,8 @@ class GracefulShutdown:
         _log.info("shutdown: %s: stopping %s, %.0f s at most", part.phase, part.name, action.limit_at - self._clock())
         loop = self._loop
         if loop is not None and inspect.iscoroutinefunction(_function(part)):
+            import asyncio
+
             self._follow(part.name, asyncio.run_coroutine_threadsafe(_awaited(part), loop))
             return
         future: Future[Any] = Future()
@@ -234,6 +240,8 @@ class GracefulShutdown:
             try:
                 given = part.stop()
                 if inspect.isawaitable(given):
+                    import asyncio
+
                     given = (
                         asyncio.run(_all(given))
                         if loop is None
