@@ -82,6 +82,7 @@ def test_a_run_through_all_that_its_database_does(
     poolers = own.pooler("operator"), own.pooler("sidecars")
     with own_release(cluster_kubectl, helm, own, *poolers, images) as release:
         (kubectl,) = release.namespaces
+        kubectl.apply(leased_job("ticking", HELLO, missedRunPolicy="RunAll", **QUICK))
         kubectl.apply(leased_job("slow", UNTIL_TOLD, schedule=NEVER, **PATIENT), run_of("slow", "now"))
         pod = str(kubectl.wait("the workload runs", lambda: _running(kubectl, "slow"), timeout=90)["metadata"]["name"])
         held = _row(own, "slow")
@@ -100,10 +101,14 @@ def test_a_run_through_all_that_its_database_does(
         kubectl.wait("the Secret is another one", lambda: _credential(kubectl)["user"] != first["user"], timeout=60)
         second = _credential(kubectl)
         began = time.monotonic()
-        release.touch(kubectl, pod)
         show = ("exec", pod, "-c", protocol.CONTAINER_HOLD, "--", "cat", f"{protocol.MOUNT_DATABASE}/user")
-        kubectl.wait("the Pod has it", lambda: kubectl.run(*show).stdout.strip() == second["user"], timeout=150)
-        measured(f"a rotated Secret was in its running Pod {time.monotonic() - began:.1f} s after the kubelet's look")
+
+        def mounted() -> bool:
+            release.touch(kubectl, pod)
+            return kubectl.run(*show).stdout.strip() == second["user"]
+
+        kubectl.wait("the Pod has it", mounted, timeout=150, every=2)
+        measured(f"a rotated Secret was in its running Pod after {time.monotonic() - began:.1f} s")
         own.sql("UPDATE leasedjob.tenant SET retire_at = clock_timestamp()")
         kubectl.wait(
             "the former slot is disabled",
@@ -121,15 +126,14 @@ def test_a_run_through_all_that_its_database_does(
         poolers[0].stop()
         poolers[0].start()
         kubectl.wait("it isn't ready", lambda: "refused the login" in release.readyz(), timeout=60)
-        release.credential(own.secret(SECRET, poolers[0].port, OWNER, "another"))
-        kubectl.wait("it is ready again", lambda: release.readyz() == "ok", timeout=150)
+        release.system.apply(own.secret(SECRET, poolers[0].port, OWNER, "another"))
+        kubectl.wait("it is ready again", lambda: release.told("ok"), timeout=150, every=2)
 
         # 4. Away for longer than a minute, so a tick is within it.
-        kubectl.apply(leased_job("ticking", HELLO, **QUICK))
         kubectl.wait("a tick has run", lambda: result(kubectl, "ticking") == "Success", timeout=120)
         away = datetime.now(UTC)
         own.server.stop()
-        kubectl.wait("it says so", lambda: "the database" in release.readyz(), timeout=30)
+        kubectl.wait("it says so", lambda: "the database" in release.readyz(), timeout=60)
         time.sleep(max(0.0, 62 - (datetime.now(UTC) - away).total_seconds()))
         own.server.start()
         back = datetime.now(UTC)
@@ -220,16 +224,16 @@ def test_pods_and_operator_that_cannot_reach_it_say_why(
                 (stranger.port, "ca", "TLS: the server's certificate is for another host name"),
                 (expired.port, "ca", "TLS: the server's certificate was not accepted"),
             ):
-                release.credential(own.secret(SECRET, port, OWNER, "owner", authority=authority))
+                release.system.apply(own.secret(SECRET, port, OWNER, "owner", authority=authority))
 
                 def told(words: str = words) -> bool:
                     operator.stop()
                     operator.start()
-                    return words in release.readyz()
+                    return release.told(words)
 
                 release.system.wait(f"readyz says {words}", told, timeout=150, every=2)
-            release.credential(own.secret(SECRET, operator.port, OWNER, "owner"))
-            release.system.wait("it is ready again", lambda: release.readyz() == "ok", timeout=150)
+            release.system.apply(own.secret(SECRET, operator.port, OWNER, "owner"))
+            release.system.wait("it is ready again", lambda: release.told("ok"), timeout=150, every=2)
             assert release.restarts() == 0
     finally:
         for table in tables:
