@@ -228,13 +228,18 @@ class OwnRelease:
         return self.system.run("exec", name, "-c", "operator", "--", "python3", "-c", ASK_READYZ).stdout.strip()
 
     def told(self, words: str) -> bool:
-        """Whether it answers so by now; its kubelet is made to look at its Secrets meanwhile."""
+        """Whether it isn't ready, and says so in these words; its kubelet is made to look at its Secrets meanwhile."""
         self.touch(self.system, self.operator()["metadata"]["name"])
         return words in self.readyz()
 
+    def ready(self) -> bool:
+        """As `told`, once it is."""
+        self.touch(self.system, self.operator()["metadata"]["name"])
+        return self.readyz() == "ok"
+
     @staticmethod
     def touch(kubectl: Kubectl, pod: str) -> None:
-        """A change to a Pod makes its kubelet look at it and at the Secrets that it mounts, now and not within a minute."""
+        """A changed Pod makes its kubelet look at it, and at the Secrets that it mounts, now and not within a minute."""
         kubectl("annotate", "pod", pod, f"leasedjob.io/touched={time.time()}", "--overwrite")
 
 

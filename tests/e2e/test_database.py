@@ -127,7 +127,7 @@ def test_a_run_through_all_that_its_database_does(
         poolers[0].start()
         kubectl.wait("it isn't ready", lambda: "refused the login" in release.readyz(), timeout=60)
         release.system.apply(own.secret(SECRET, poolers[0].port, OWNER, "another"))
-        kubectl.wait("it is ready again", lambda: release.told("ok"), timeout=150, every=2)
+        kubectl.wait("it is ready again", release.ready, timeout=150, every=2)
 
         # 4. Away for longer than a minute, so a tick is within it.
         kubectl.wait("a tick has run", lambda: result(kubectl, "ticking") == "Success", timeout=120)
@@ -233,7 +233,7 @@ def test_pods_and_operator_that_cannot_reach_it_say_why(
 
                 release.system.wait(f"readyz says {words}", told, timeout=150, every=2)
             release.system.apply(own.secret(SECRET, operator.port, OWNER, "owner"))
-            release.system.wait("it is ready again", lambda: release.told("ok"), timeout=150, every=2)
+            release.system.wait("it is ready again", release.ready, timeout=150, every=2)
             assert release.restarts() == 0
     finally:
         for table in tables:
