@@ -18,9 +18,17 @@ import psycopg
 import pytest
 
 from leasedjob.cli import leasedjob
+from leasedjob.controller.retention import Retention
 from leasedjob.errors import DatabaseUnavailableError
 from leasedjob.identity import RunIdentity, run_key_for, tick_of
-from leasedjob.lease import JobAcquired, JobAcquireOptions, NotAcquired, SyncJobSchedulerService, retention
+from leasedjob.lease import (
+    JobAcquired,
+    JobAcquireOptions,
+    JobSchedulerService,
+    NotAcquired,
+    SyncJobSchedulerService,
+    retention,
+)
 from leasedjob.lease.core import Ask, Pause
 from leasedjob.lease.rows import ClaimVerdict, JobSchedulerStatus, Outcome, OverlapRule
 from leasedjob.lease.store import OperatorStore
@@ -271,6 +279,29 @@ def test_racing_claims_never_run_what_has_succeeded(database: Database, jobs: Sy
     assert gone > 0
     assert reasons["pruned"] > 0
     assert max(succeeded.values()) == 1
+
+
+# --- the operator ----------------------------------------------------------------------------------------------------
+
+
+async def test_operators_prune_by_themselves(
+    database: Database, jobs: SyncJobSchedulerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    for day in range(12):
+        done(jobs, run_key_for(OLD + timedelta(days=day)))
+    database.rows(
+        "UPDATE leasedjob.job_scheduler SET created_at = created_at - interval '91 days', "
+        "finished_at = finished_at - interval '91 days'"
+    )
+    caplog.set_level("INFO")
+    await Retention(eager(JobSchedulerService(database.dsn)), 92).step()
+    assert not caplog.records
+    await Retention(eager(JobSchedulerService(database.dsn)), 90).step()
+    assert [record.getMessage() for record in caplog.records] == [
+        "deleted 2 runs of 1 codes that ended more than 90 days, 0:00:00 ago"
+    ]
+    await Retention(eager(JobSchedulerService("host=127.0.0.1 port=1")), 90).step()
+    assert caplog.records[-1].levelname == "WARNING"
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -316,6 +316,12 @@ def test_how_hard_it_works_is_a_value(render: Any) -> None:
     assert found.database_connections == own.database_connections
 
 
+def test_runs_are_kept_for_ever_unless_it_is_asked_otherwise(render: Any) -> None:
+    assert Settings.from_environment(operator_env(render(EXISTING))).retention_days == Settings().retention_days == 0
+    env = operator_env(render({**EXISTING, "retention": {"days": 90}}))
+    assert Settings.from_environment(env).retention_days == 90
+
+
 def test_the_chart_and_the_package_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == leasedjob.__version__

@@ -30,11 +30,13 @@ from leasedjob.controller.loops import (
     forever,
 )
 from leasedjob.controller.metrics import Metrics
+from leasedjob.controller.retention import Retention
 from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.controller.status import StatusWriter
 from leasedjob.controller.tenants import Rotator, TenantSecrets
 from leasedjob.controller.wiring import watch
 from leasedjob.lease.database import Credentials, operator_pool
+from leasedjob.lease.service import JobSchedulerService
 from leasedjob.lease.store import OperatorStore
 
 log = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),
         }
+        if settings.retention_days:
+            loops["retention"] = Retention(JobSchedulerService(connections.connection), settings.retention_days).run()
         log.info("leasedjob %s serves cluster %s as %s", __version__, settings.cluster, settings.identity)
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())

@@ -1,0 +1,49 @@
+"""Old runs are deleted by the operators themselves, where the chart asks for it (`retention.days`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import timedelta
+from typing import Final
+
+from leasedjob.controller.engine import DATABASE_FAULTS
+from leasedjob.lease.service import JobSchedulerService
+
+log = logging.getLogger(__name__)
+FIRST_SECONDS: Final = 600.0
+EVERY_SECONDS: Final = 6 * 3600.0
+
+
+class Retention:
+    """Prunes some times a day. Each replica does; they don't get into each other's way, and seldom meet.
+
+    Args:
+        days: how long ago a run must have ended, and its tick must have been.
+    """
+
+    def __init__(self, jobs: JobSchedulerService, days: float) -> None:
+        self._jobs = jobs
+        self._age = timedelta(days=days)
+
+    async def run(self) -> None:
+        """For ever."""
+        pause = FIRST_SECONDS
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            await self.step()
+            pause = EVERY_SECONDS
+
+    async def step(self) -> None:
+        """Prunes once; a fault is logged, and the next time is soon enough."""
+        try:
+            done = await self._jobs.prune(self._age)
+        except DATABASE_FAULTS as e:
+            log.warning("old runs were not deleted: %s", e)
+        except Exception:
+            log.exception("old runs were not deleted")
+        else:
+            if done:
+                rows = sum(item.rows for item in done)
+                log.info("deleted %d runs of %d codes that ended more than %s ago", rows, len(done), self._age)
