@@ -239,7 +239,7 @@ class OwnRelease:
 
     @staticmethod
     def touch(kubectl: Kubectl, pod: str) -> None:
-        """A changed Pod makes its kubelet look at it, and at the Secrets that it mounts, now and not within a minute."""
+        """A change makes a Pod's kubelet look at it and at the Secrets that it mounts, now and not within a minute."""
         kubectl("annotate", "pod", pod, f"leasedjob.io/touched={time.time()}", "--overwrite")
 
 
