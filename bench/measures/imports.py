@@ -1,4 +1,4 @@
-"""What it costs to import each part of the sidecar, beside psycopg alone. Each in a fresh process."""
+"""What it costs to import each part of a run's Pod, beside psycopg alone. Each in a fresh process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ PARTS: Final = {
     "hold, connecting": "leasedjob.sidecar.hold, leasedjob.lease.database, leasedjob.lease.store",
     "adopt": "leasedjob.sidecar.adopt",
     "adopt, connecting": "leasedjob.sidecar.adopt, leasedjob.lease.database, leasedjob.lease.store",
+    "workload": "leasedjob.workload",
+    "workload, in use": "leasedjob.workload.run, leasedjob.workload.draining, leasedjob.workload.shutdown",
+    "exec": "leasedjob.workload.verbs",
 }
 _PROGRAM: Final = """
 import sys, time
@@ -45,7 +48,7 @@ def measure(scale: Scale) -> Result:
     found = turns({part: _take(names, counts, part) for part, names in PARTS.items()}, scale.of(20, 2))
     return Result(
         "imports",
-        "importing the sidecar's parts (less is better)",
+        "importing the parts of a run's Pod (less is better)",
         tuple(
             Row(f"{part} ({counts[part]})", "ms", tuple(values))
             if part == "psycopg"
