@@ -81,8 +81,11 @@ bench: $(VENV) ## Measure beside peers, some minutes; BENCH="lease claim" names 
 	@$(BIN)/python -c 'import croniter, cronsim' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	@$(BIN)/python -m bench $(BENCH)
 
-soak: $(VENV) ## The long variants of the tests
-	@$(BIN)/pytest -q tests -m soak --timeout 3600 $(PYTEST)
+soak: $(VENV) ## The long variants of the tests: hours; what they measure is printed
+	@code=0; export SOAK=yes BIN=$(BIN) PYTEST="$(PYTEST)"; \
+	WORKERS=1 scripts/integration.sh || code=1; \
+	TEST_CLUSTER=$(TEST_CLUSTER) E2E_WORKERS=1 scripts/e2e.sh || code=1; \
+	exit $$code
 
 # --- the test cluster ------------------------------------------------------------------------------------------------------
 .PHONY: cluster-up cluster-down

@@ -34,6 +34,10 @@ part() {
     # 5: no test was selected, which is no failure where PYTEST narrows the choice.
     [ "$failed" = 0 ] || { [ "$failed" = 5 ] && [ -n "${PYTEST:-}" ]; } || code=$failed
 }
+if [ -n "${SOAK:-}" ]; then # `make soak`
+    part -n 0 -m soak --timeout 3600 -rP
+    exit "$code"
+fi
 part -n "$E2E_WORKERS" -m "not soak and not node"
 part -n 0 -m "node and not soak" # these hit the node and the operator: one after the other, and beside nothing else
 exit "$code"

@@ -28,6 +28,11 @@ if [ -z "${LEASEDJOB_TEST_POSTGRES15_BIN:-}" ] && [ ! -x /usr/lib/postgresql/15/
     unset LEASEDJOB_TEST_POSTGRES15_BIN
     bring postgresql15 LEASEDJOB_TEST_POSTGRES15_BIN "THE TESTS ON POSTGRESQL 15 WILL BE SKIPPED"
 fi
+if [ -n "${SOAK:-}" ]; then # `make soak`: the long variants of everything but the cluster's, one after the other
+    # shellcheck disable=SC2086  # PYTEST holds options
+    "$BIN/pytest" -q tests --ignore tests/e2e -m soak --timeout 3600 -rP ${PYTEST:-}
+    exit
+fi
 code=0
 # A test here waits for real processes on a machine that may be busy with others: one that fails is tried twice more, which
 # the output counts as "rerun". What fails three times is broken.
