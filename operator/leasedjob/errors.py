@@ -12,6 +12,7 @@
     ├── RunNotAcquiredError                                  somebody else has the run, or it has succeeded
     ├── OutcomeRefusedError                                  another outcome came first, or this one can't be stored
     ├── SidecarUnavailableError                              a passing fault: the Pod's sidecar does not answer
+    ├── StaleFencingTokenError                               a later attempt of the run was here
     └── DrainingError                                        a stop has begun: nothing new is to be
 
 What a caller can act on differently has a type of its own; everything else that the database reports is a bug and is
@@ -115,6 +116,10 @@ class OutcomeRefusedError(LeasedJobError):
 
 class SidecarUnavailableError(LeasedJobError):
     """The sidecar of the run's Pod gave no answer in time; it may be restarting."""
+
+
+class StaleFencingTokenError(LeasedJobError):
+    """What was to be written belongs to a later attempt by now: this one has lost its lease, known or not."""
 
 
 class DrainingError(LeasedJobError):

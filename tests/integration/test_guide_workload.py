@@ -33,8 +33,8 @@ def run(tmp_path: Path) -> Iterator[Processes]:
 
 
 def test_the_guide_has_the_blocks_that_are_used() -> None:
-    assert [language for language, _, _ in BLOCKS] == ["yaml", "crontab", "python", "python"]
-    assert list(FILES) == ["import_orders.py", "service.py"]
+    assert [language for language, _, _ in BLOCKS] == ["yaml", "crontab", "python", "python", "python"]
+    assert list(FILES) == ["import_orders.py", "service.py", "resume.py"]
 
 
 def test_the_manifest_is_accepted() -> None:
@@ -92,6 +92,22 @@ def test_the_service_finishes_its_iteration_and_closes_its_pool_last(
     process.signal(signal.SIGTERM)
     assert process.wait() == 0, process.err
     assert process.out[-1] == "intervals done pools done"
+
+
+def test_the_next_attempt_goes_on_where_the_stopped_one_ended(
+    run: Processes, tmp_path: Path, database: Database
+) -> None:
+    words = [sys.executable, str(tmp_path / "resume.py")]
+    first = run.start(words, {URL: database.dsn})
+    first.line("done 3")
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 1
+    assert "DrainingError: SIGTERM" in first.err
+    second = run.start(words, {URL: database.dsn})
+    assert second.wait() == 0, second.err
+    assert first.out + second.out == [f"done {item}" for item in range(40)]
+    (row,) = database.rows("SELECT status, attempt FROM leasedjob.job_scheduler")
+    assert row == {"status": "SUCCESS", "attempt": 2}
 
 
 def test_the_table_of_phases_has_the_limits() -> None:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
         OutcomeRefusedError,
         RunNotAcquiredError,
         SidecarUnavailableError,
+        StaleFencingTokenError,
     )
     from leasedjob.workload.abort import AbortSignal
+    from leasedjob.workload.checkpoint import AsyncCheckpoints, Checkpoints
     from leasedjob.workload.draining import ShutdownState
     from leasedjob.workload.intervals import IntervalRegistry
     from leasedjob.workload.phases import Phase, PhaseReport, ShutdownBudget
@@ -30,7 +32,10 @@ _HOME: Final = {
     "OutcomeRefusedError": "leasedjob.errors",
     "RunNotAcquiredError": "leasedjob.errors",
     "SidecarUnavailableError": "leasedjob.errors",
+    "StaleFencingTokenError": "leasedjob.errors",
     "AbortSignal": "leasedjob.workload.abort",
+    "AsyncCheckpoints": "leasedjob.workload.checkpoint",
+    "Checkpoints": "leasedjob.workload.checkpoint",
     "ShutdownState": "leasedjob.workload.draining",
     "IntervalRegistry": "leasedjob.workload.intervals",
     "Phase": "leasedjob.workload.phases",
@@ -46,6 +51,8 @@ _HOME: Final = {
 
 __all__ = [
     "AbortSignal",
+    "AsyncCheckpoints",
+    "Checkpoints",
     "DrainingError",
     "GracefulShutdown",
     "IntervalRegistry",
@@ -59,6 +66,7 @@ __all__ = [
     "ShutdownBudget",
     "ShutdownState",
     "SidecarUnavailableError",
+    "StaleFencingTokenError",
     "Stoppable",
     "current_run",
     "find_run",

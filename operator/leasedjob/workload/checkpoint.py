@@ -1,0 +1,140 @@
+"""Checkpoints: what an attempt leaves to the next one, in the database that its work changes.
+
+    checkpoints = Checkpoints(run)
+    with psycopg.connect(...) as connection:
+        begin = checkpoints.take(connection) or 0     # what the attempt before has left
+    for item in items[begin:]:
+        with psycopg.connect(...) as connection:      # one transaction: the item and how far we are
+            work(connection, item)
+            checkpoints.save(connection, item.number + 1)
+
+A checkpoint is therefore never ahead of the work, nor behind it. `take` writes this attempt's fencing token down, so an
+attempt of before, which may not know yet that it has lost its lease, can't save any more: its whole transaction fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from leasedjob.errors import StaleFencingTokenError
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
+    from leasedjob.workload.run import Run
+
+TABLE: Final[LiteralString] = """
+CREATE TABLE IF NOT EXISTS leasedjob_checkpoint (
+    idempotency_key text PRIMARY KEY,
+    fencing_token   bigint NOT NULL,
+    attempt         integer,
+    data            jsonb,
+    saved_at        timestamptz
+)"""
+# Whoever waits here for the row of an attempt whose last transaction still runs sees what that one commits.
+TAKE: Final[LiteralString] = """
+INSERT INTO leasedjob_checkpoint AS c (idempotency_key, fencing_token) VALUES (%(key)s, %(token)s)
+    ON CONFLICT (idempotency_key) DO UPDATE SET fencing_token = excluded.fencing_token
+       WHERE c.fencing_token <= excluded.fencing_token
+RETURNING c.data::text"""
+SAVE: Final[LiteralString] = """
+INSERT INTO leasedjob_checkpoint AS c (idempotency_key, fencing_token, attempt, data, saved_at)
+VALUES (%(key)s, %(token)s, %(attempt)s, %(data)s::jsonb, clock_timestamp())
+    ON CONFLICT (idempotency_key) DO UPDATE
+       SET fencing_token = excluded.fencing_token, attempt = excluded.attempt, data = excluded.data,
+           saved_at = excluded.saved_at
+       WHERE c.fencing_token <= excluded.fencing_token
+RETURNING c.data::text"""
+
+Talk = Generator[tuple[LiteralString, dict[str, Any]], tuple[Any, ...] | None, Any]
+
+
+class _Checkpoints:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def _talk(self, statement: LiteralString, **more: Any) -> Talk:
+        run = self._run
+        row = yield statement, {"key": run.idempotency_key, "token": run.fencing_token, **more}
+        if row is None:
+            raise StaleFencingTokenError(
+                f"a later attempt of {run.code} {run.run_key} has the checkpoint: token {run.fencing_token} is too old"
+            )
+        (text,) = row
+        return None if text is None else json.loads(text)
+
+    def _save(self, data: Any) -> Talk:
+        return self._talk(SAVE, attempt=self._run.attempt, data=json.dumps(data, allow_nan=False))
+
+
+class Checkpoints(_Checkpoints):
+    """For synchronous psycopg connections. Every method works in the caller's transaction and commits nothing."""
+
+    @staticmethod
+    def install(connection: Connection[Any]) -> None:
+        """Makes the table `leasedjob_checkpoint`, in the first schema of the search path, if it isn't there."""
+        connection.execute(TABLE)
+
+    def take(self, connection: Connection[Any]) -> Any:
+        """What the attempts before have left, as it was saved; None if nothing. Commit before the work begins.
+
+        Raises:
+            StaleFencingTokenError: a later attempt has taken it already.
+        """
+        return self._drive(connection, self._talk(TAKE))
+
+    def save(self, connection: Connection[Any], data: Any) -> None:
+        """Saves `data` (JSON, not None) with what else is done in this transaction.
+
+        Raises:
+            StaleFencingTokenError: a later attempt has taken it; roll back.
+        """
+        self._drive(connection, self._save(data))
+
+    @staticmethod
+    def _drive(connection: Connection[Any], talk: Talk) -> Any:
+        statement, parameters = next(talk)
+        with connection.cursor(row_factory=_tuples()) as cursor:
+            row = cursor.execute(statement, parameters).fetchone()
+        return _end(talk, row)
+
+
+class AsyncCheckpoints(_Checkpoints):
+    """The same for asynchronous psycopg connections."""
+
+    @staticmethod
+    async def install(connection: AsyncConnection[Any]) -> None:
+        """As Checkpoints.install."""
+        await connection.execute(TABLE)
+
+    async def take(self, connection: AsyncConnection[Any]) -> Any:
+        """As Checkpoints.take."""
+        return await self._drive(connection, self._talk(TAKE))
+
+    async def save(self, connection: AsyncConnection[Any], data: Any) -> None:
+        """As Checkpoints.save."""
+        await self._drive(connection, self._save(data))
+
+    @staticmethod
+    async def _drive(connection: AsyncConnection[Any], talk: Talk) -> Any:
+        statement, parameters = next(talk)
+        async with connection.cursor(row_factory=_tuples()) as cursor:
+            await cursor.execute(statement, parameters)
+            row = await cursor.fetchone()
+        return _end(talk, row)
+
+
+def _tuples() -> Any:
+    from psycopg.rows import tuple_row
+
+    return tuple_row
+
+
+def _end(talk: Talk, row: tuple[Any, ...] | None) -> Any:
+    try:
+        talk.send(row)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a conversation has one statement")
