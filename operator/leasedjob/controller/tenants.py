@@ -160,6 +160,7 @@ class TenantSecrets:
         tenant, database = tenant_of(cluster, namespace), await database_name(connection)
         names = {role_name(database, tenant, slot): slot for slot in Slot}
         where = await self._where()
+        promoted = ""  # the version of the Secret whose password its role has just been given
         for _ in range(STEPS_MOST):
             secret = await self._kube.get_secret(namespace, name)
             if secret is not None and not credential.is_ours(secret):
@@ -170,13 +171,15 @@ class TenantSecrets:
             next_ = credential.decide(seen, state, rotate_after)
             if next_.step is Step.NOTHING or (next_.step is Step.RETIRE and not retire):
                 assert secret is not None
-                if await self._agreed(connection, namespace, secret, state):
-                    self._remember(namespace, secret["metadata"]["resourceVersion"], where)
+                version = secret["metadata"]["resourceVersion"]
+                if version == promoted or await self._agreed(connection, namespace, secret, state):
+                    self._remember(namespace, version, where)
                     return
                 continue
             user = next(role for role, slot in names.items() if slot is next_.slot)
             try:
-                await self._take(connection, namespace, next_, secret, state, user, where)
+                version = await self._take(connection, namespace, next_, secret, state, user, where)
+                promoted = version or promoted
             except KubeError as e:
                 if e.status != 409 or "being terminated" in e.message:
                     raise
@@ -203,8 +206,8 @@ class TenantSecrets:
         state: TenantState,
         user: str,
         where: Mapping[str, str],
-    ) -> None:
-        """One step. A KubeError 409: the Secret has changed meanwhile."""
+    ) -> str:
+        """One step. A KubeError 409: the Secret has changed meanwhile. Of a promotion the Secret's new version."""
         cluster = self._settings.cluster
         match next_.step:
             case Step.STAGE:
@@ -223,7 +226,7 @@ class TenantSecrets:
                     )
                 ):
                     values = encoded({**where, USER: user, PASSWORD: password})
-                    await self._patch(secret, {**values, NEXT_USER: None, NEXT_PASSWORD: None})
+                    return await self._patch(secret, {**values, NEXT_USER: None, NEXT_PASSWORD: None})
             case Step.SWITCH:
                 # Crash window: the Secret names the new slot, the database the old one. Whoever looks next switches.
                 overlap = timedelta(seconds=self._settings.rotation_overlap_seconds)
@@ -243,6 +246,7 @@ class TenantSecrets:
                 pass
             case never:
                 assert_never(never)
+        return ""
 
     async def _create(self, namespace: str, values: Mapping[str, str]) -> None:
         name = self._settings.sidecar_secret
@@ -257,11 +261,12 @@ class TenantSecrets:
         )
         log.info("wrote Secret %s/%s", namespace, name)
 
-    async def _patch(self, secret: Json, data: Mapping[str, str | None]) -> None:
-        """Changes the Secret if it is still the one that was read (else KubeError 409)."""
+    async def _patch(self, secret: Json, data: Mapping[str, str | None]) -> str:
+        """Changes the Secret if it is still the one that was read (else KubeError 409); its new version."""
         meta = secret["metadata"]
         body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "data": data}
-        await self._kube.patch_secret(meta["namespace"], meta["name"], body)
+        changed = await self._kube.patch_secret(meta["namespace"], meta["name"], body)
+        return str(changed["metadata"]["resourceVersion"])
 
     async def _where(self) -> dict[str, str]:
         """Where the database is, for sidecars."""

@@ -157,10 +157,7 @@ async def ensure_tenant(
                     sql.SQL("ALTER ROLE {} SET {} TO {}").format(name, sql.Identifier(setting), sql.Literal(value))
                 )
             await cursor.execute(sql.SQL("GRANT USAGE ON SCHEMA leasedjob TO {}").format(name))
-            for function in SIDECAR_FUNCTIONS:
-                await cursor.execute(
-                    sql.SQL("GRANT EXECUTE ON FUNCTION leasedjob.{} TO {}").format(sql.SQL(function), name)
-                )
+            await cursor.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(_functions(), name))
             state = await (await cursor.execute(statement("role_state"), {"role": role})).fetchone()
             if not state or not state["may_connect"]:
                 # Only where PUBLIC was denied the database; it takes the database's owner to grant it.
@@ -274,10 +271,13 @@ async def _present(cursor: AsyncCursor[DictRow], role: str) -> bool:
     return bool(state and state["present"])
 
 
+def _functions() -> sql.Composed:
+    return sql.SQL(", ").join(sql.SQL("leasedjob.{}").format(sql.SQL(function)) for function in SIDECAR_FUNCTIONS)
+
+
 async def _revoke(cursor: AsyncCursor[DictRow], name: sql.Identifier) -> None:
     """Takes a role's rights on the schema away."""
-    for function in SIDECAR_FUNCTIONS:
-        await cursor.execute(sql.SQL("REVOKE ALL ON FUNCTION leasedjob.{} FROM {}").format(sql.SQL(function), name))
+    await cursor.execute(sql.SQL("REVOKE ALL ON FUNCTION {} FROM {}").format(_functions(), name))
     await cursor.execute(sql.SQL("REVOKE ALL ON SCHEMA leasedjob FROM {}").format(name))
 
 
