@@ -58,7 +58,10 @@ _NO_RESERVED_PORT: Final = Rule(
     holds=lambda port: port not in _RESERVED_PORTS,
     message=f"must not be {_RESERVED_PORTS[0]} or {_RESERVED_PORTS[1]}: the sidecar listens there",
 )
-_RESTARTED: Final = "a container that the kubelet restarts runs outside its lease; backoffLimit repeats failed attempts"
+_RESTARTED: Final = (
+    "a container that the kubelet restarts runs outside its lease; backoffLimit repeats failed attempts, "
+    "and a loop in the command of leasedjob exec repeats within one"
+)
 _NO_RESTART_RULES: Final = _absent(
     "restartPolicyRules",
     "restart_policy_rules",
@@ -106,7 +109,8 @@ class WorkloadProbe(OpenShape):
             cel=f"!has(self.{cel})",
             holds=lambda probe, attribute=field: getattr(probe, attribute) is None,  # type: ignore[misc]
             field=field,
-            message="is refused: the lease's sidecar performs it and can't do this one; use httpGet or tcpSocket",
+            message="is refused: the lease's sidecar performs it and can't do this one; use httpGet or tcpSocket, "
+            "or let a check in the command of leasedjob exec end it",
         )
         for cel, field in (("exec", "exec"), ("grpc", "grpc"))
     )
@@ -152,7 +156,7 @@ class WorkloadContainer(Container):
             "startupProbe",
             "startup_probe",
             "until it succeeds no liveness probe runs, so the fence could not stop the container; "
-            "wait for what it needs in an init container, or in the program",
+            "wait for what it needs in an init container, in the program, or in the command of leasedjob exec",
         ),
     )
 
