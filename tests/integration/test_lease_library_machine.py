@@ -235,5 +235,16 @@ class Shared(Postgres):
         return SyncJobSchedulerService(lambda: nullcontext(self.connection))
 
 
+@pytest.mark.soak
+def test_many_random_histories_in_memory() -> None:
+    run(Memory(), examples=5_000, steps=80)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_many_random_histories_on_postgresql(postgres: Postgres) -> None:
+    run(postgres, examples=1_000, steps=80)
+
+
 def test_random_histories_on_postgresql(postgres: Postgres) -> None:
     run(postgres, examples=60, steps=40)

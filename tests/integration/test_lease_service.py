@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -142,6 +143,40 @@ async def test_the_clients_clock_decides_nothing(
     assert await jobs.call("fail", result.lease)
     outcome = await jobs.run_exclusive(options(), lambda lease: lease.lost.is_set())
     assert outcome.result is False
+
+
+# --- connections of the caller ---------------------------------------------------------------------------------------
+
+
+async def test_what_was_decided_is_committed_on_a_connection_without_autocommit(database: Database) -> None:
+    with psycopg.connect(database.dsn) as blocking:
+        mine = SyncJobSchedulerService(lambda: contextlib.nullcontext(blocking))  # type: ignore[arg-type]
+        result = mine.acquire(options())
+        assert isinstance(result, JobAcquired)
+        assert database.row(result.id)["status"] == "RUNNING"
+        assert mine.fail(result.lease)
+        assert database.row(result.id)["status"] == "FAIL"
+
+    async def work(lease: JobExecutionLease) -> int:
+        return lease.attempt
+
+    async with await psycopg.AsyncConnection.connect(database.dsn) as awaiting:
+        other = JobSchedulerService(lambda: contextlib.nullcontext(awaiting))  # type: ignore[arg-type]
+        assert (await other.run_exclusive(options(), work)).result == 2
+        assert database.row(result.id)["status"] == "SUCCESS"
+
+
+async def test_heartbeats_that_fail_for_any_reason_are_tried_again_until_trust_is_over(
+    jobs: Jobs, database: Database
+) -> None:
+    def work(lease: JobExecutionLease) -> None:
+        database.rows("ALTER FUNCTION leasedjob.heartbeat RENAME TO heartbeat_no_more")
+        assert lease.lost.wait(60)
+        database.rows("ALTER FUNCTION leasedjob.heartbeat_no_more RENAME TO heartbeat")
+        lease.raise_if_lost()
+
+    with pytest.raises(LostJobLeaseError, match=r"in time"):
+        await jobs.run_exclusive(options(lease_ms=1_000, heartbeat_ms=100), work)
 
 
 # --- lost answers ----------------------------------------------------------------------------------------------------

@@ -367,20 +367,26 @@ def keep(
     clock: Clock = boottime,
     jitter: Callable[[], float] = random.random,
 ) -> Talk[str]:
-    """Beats until the lease is lost; why it is, for people. Ended from outside where the work ends first."""
+    """Beats until the lease is lost; why it is, for people. Ended from outside where the work ends first.
+
+    Whatever a beat fails with, another one may reach the database while the lease is trusted.
+    """
+    trouble = ""
     while True:
         yield Pause(trust.wait(clock()))
         now = clock()
         if trust.over(now):
-            return SILENT
+            return SILENT + trouble
         if trust.wait(now) > 0:
             continue
         try:
             (row,) = yield Ask("heartbeat", {"id": lease.id, "token": lease.owner_token}, within=trust.patience(now))
-        except (DatabaseUnavailableError, DatabaseRefusedError):
+        except Exception as error:
+            trouble = f": {jsonsafe.printed(error)}"
             trust.missed(clock(), jitter())
             continue
         if row["busy"]:
+            trouble = ": the lease row is locked elsewhere"
             trust.missed(clock(), jitter())
         elif not row["held"]:
             return "the run was reclaimed, or its lease had expired"

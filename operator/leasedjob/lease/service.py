@@ -210,7 +210,7 @@ class JobSchedulerService(_Operations):
 
     Args:
         database: a connection string or Credentials, for a connection of its own for each statement; or a function that
-            gives a connection in autocommit for one statement: a pool's `connection`.
+            gives a connection for one statement: a pool's `connection`. One that isn't in autocommit is committed.
         timeout: seconds that one statement may take, connecting included.
     """
 
@@ -316,7 +316,10 @@ class JobSchedulerService(_Operations):
                 connection.cursor(row_factory=dict_row) as cursor,
             ):
                 await cursor.execute(statement(ask.name), ask.parameters)
-                return await cursor.fetchall()
+                rows = await cursor.fetchall()
+                if not connection.autocommit:
+                    await connection.commit()
+                return rows
 
 
 async def _call(work: Callable[[JobExecutionLease], Awaitable[T]], lease: JobExecutionLease) -> T:
@@ -361,7 +364,8 @@ class SyncJobSchedulerService(_Operations):
 
     Args:
         database: a connection string or Credentials, for a connection of its own for each statement; or a function that
-            gives a connection in autocommit for one statement: a ConnectionPool's `connection`.
+            gives a connection for one statement: a ConnectionPool's `connection`. One that isn't in autocommit is
+            committed.
         timeout: seconds that one statement may take, once it has a connection.
     """
 
@@ -447,7 +451,10 @@ class SyncJobSchedulerService(_Operations):
                     cut_after(connection, within),
                     connection.cursor(row_factory=dict_row) as cursor,
                 ):
-                    return cursor.execute(statement(ask.name), ask.parameters).fetchall()
+                    rows = cursor.execute(statement(ask.name), ask.parameters).fetchall()
+                    if not connection.autocommit:
+                        connection.commit()
+                    return rows
             except TimeoutError as error:
                 raise _silence(ask, within) from error
 

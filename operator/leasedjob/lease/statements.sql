@@ -211,7 +211,8 @@ SELECT code, rows, through, marked_at FROM leasedjob.mark_pruned(clock_timestamp
 -- How many transactions began before that instant and have not ended, as far as this role can see.
 SELECT count(*) AS transactions
   FROM pg_catalog.pg_stat_activity a
- WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < %(marked_at)s;
+ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < %(marked_at)s
+   AND a.backend_type = 'client backend';
 
 -- name: delete_pruned
 -- Deletes some rows at or below a mark.
