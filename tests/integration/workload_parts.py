@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 LONG = 60.0  # seconds for what takes no time on an idle machine
 
@@ -86,8 +87,11 @@ class Process:
         return "".join(self._err)
 
     def clean_up(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        # All of its session: a command under `leasedjob exec` has a process group of its own.
+        for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == self.pid:
+                    os.kill(pid, signal.SIGKILL)
         self._popen.wait(LONG)
         for reader in self._readers:
             reader.join(LONG)
