@@ -95,7 +95,10 @@ class Sidecar:
         Raises:
             SidecarUnavailableError: no answer, or none that a sidecar gives.
         """
-        query = "" if revision is None else f"?revision={revision}&wait={wait:g}"
+        if revision is None:
+            wait, query = 0.0, ""
+        else:
+            query = f"?revision={revision}&wait={wait:g}"
         try:
             status, body = http1.ask(self._host, self._port, "GET", f"/v1/lease{query}", seconds=seconds + wait)
             if status != 200:
