@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from leasedjob import protocol
+from leasedjob import http1, protocol
 from leasedjob.lease.store import OperatorStore
 from leasedjob.lease.trust import Timing
 
 from .conftest import Database
 from .sidecar_parts import Pods, pods_for
-from .workload_parts import Processes, processes
+from .workload_parts import LONG, Process, Processes, processes
 
 pytestmark = pytest.mark.integration
 
@@ -66,9 +68,7 @@ print("end")
 )
 
 
-def worker(run: Processes, end: Path, env: dict[str, str] | None = None):  # type: ignore[no-untyped-def]
-    import sys
-
+def worker(run: Processes, end: Path, env: dict[str, str] | None = None) -> Process:
     return run.start([sys.executable, "-c", WORKER, str(end)], env)
 
 
@@ -193,6 +193,75 @@ with GracefulShutdown(state, ShutdownBudget()) as shutdown:
     process.signal(signal.SIGTERM)
     process.line("api closes")
     assert process.wait() == 0
+
+
+SERVER = (
+    PRELUDE
+    + """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+end = sys.argv[1]
+state = ShutdownState.listening()
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        status, text = 200, "done"
+        if self.path == "/ready":
+            status, text = state.readiness()
+        elif self.path == "/notice":
+            state.notice("preStop")
+        elif self.path == "/work":
+            print("working")
+            while not os.path.exists(end):
+                time.sleep(0.02)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+    def log_message(self, *_):
+        pass
+class Server(ThreadingHTTPServer):
+    daemon_threads = False          # so that closing it waits for the requests in flight
+with Server(("127.0.0.1", 0), Handler) as server:
+    threading.Thread(target=server.serve_forever).start()
+    with GracefulShutdown(state, ShutdownBudget()) as shutdown:
+        def close():
+            server.shutdown()
+            server.server_close()
+        shutdown.on_stop(Phase.HTTP, "api", close)
+        shutdown.on_stop(Phase.POOLS, "pool", lambda: print("pool closed"))
+        print("port", server.server_address[1])
+        shutdown.wait()
+"""
+)
+
+
+def test_a_server_is_unready_at_once_serves_until_the_stop_and_finishes_what_it_has(
+    run: Processes, tmp_path: Path
+) -> None:
+    process = run.start([sys.executable, "-c", SERVER, str(tmp_path / "end")])
+    port = int(process.line("port").split()[1])
+
+    def get(path: str) -> tuple[int, bytes]:
+        return http1.ask("127.0.0.1", port, "GET", path, seconds=LONG)
+
+    assert get("/ready") == (200, b"ready")
+    assert get("/notice")[0] == 200
+    assert get("/ready") == (503, b"draining: preStop")
+    with ThreadPoolExecutor(2) as clients:
+        late = [clients.submit(get, "/work") for _ in range(2)]  # were on their way when the notice came
+        process.line("working")
+        process.line("working")
+        process.signal(signal.SIGTERM)
+        until = time.monotonic() + LONG
+        while time.monotonic() < until:
+            try:
+                http1.ask("127.0.0.1", port, "GET", "/ready", seconds=1)
+            except OSError:
+                break  # nobody accepts or answers any more
+        assert not any(request.done() for request in late)
+        assert "pool closed" not in process.out
+        (tmp_path / "end").touch()
+        assert [request.result() for request in late] == [(200, b"done")] * 2
+    assert process.wait() == 0
+    assert process.out[-1] == "pool closed"
 
 
 async def test_a_drain_notice_of_a_real_sidecar(run: Processes, pods: Pods, minute: datetime, tmp_path: Path) -> None:
