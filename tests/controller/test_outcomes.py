@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -131,6 +132,26 @@ def test_without_testimony_nothing_is_written_until_the_lease_expires(bench: Ben
     assert again["started_at"] >= row["expires_at"]
     assert again["interruptions"] == 1
     assert again["fencing_token"] > row["fencing_token"]
+
+
+def test_an_attempt_whose_end_nobody_saw_is_not_repeated_by_a_new_object_of_its_name(bench: Bench) -> None:
+    """The LeasedJob is deleted, and its Pod with it, while no operator runs; then it is created anew."""
+    operator = bench.operator()
+    bench.apply("job", suspend=True, lease={"durationSeconds": 20, "heartbeatSeconds": 2})
+    bench.run_now("job")
+    kubelet = Kubelet(bench, bench.pod_for("job"))
+    kubelet.run()
+    operator.kill()
+    bench.delete("job")
+    bench.gone(kubelet.pod)
+    bench.apply("job", suspend=True)
+    operator.start()
+    row = bench.row_when("job", lambda r: r["status"] != "RUNNING" or r["attempt"] > 1, "ended", seconds=60)
+    assert (row["status"], row["attempt"], row["reason"], row["retry_at"]) == ("FAIL", 1, "JobDeleted", None)
+    assert row["finished_at"] >= row["started_at"] + timedelta(seconds=20), "not before its lease had expired"
+    bench.run_now("job", name="after")
+    assert Kubelet(bench, bench.pod_for("job")).run().verdict is AdoptVerdict.ADOPTED
+    assert [(r["attempt"], r["status"]) for r in bench.rows("job")] == [(1, "FAIL"), (1, "RUNNING")]
 
 
 def test_a_frozen_sidecars_old_testimony_is_no_success(bench: Bench) -> None:
