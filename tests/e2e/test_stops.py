@@ -297,7 +297,7 @@ def test_a_deletion_before_the_sidecars_have_started_needs_no_grace_period(
     there are sidecars behind that have not begun."""
     kubectl, namespace = open_kubectl, open_kubectl.namespace
     grace = 30
-    late = container(DEAF, name="late-sidecar", restartPolicy="Always")
+    late = container("import signal\nsignal.pause()", name="late-sidecar", restartPolicy="Always")
     waits = PRELUDE + (
         '    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n    mark("init")\n'
         "    while not os.path.exists('/marks/finish'):\n        time.sleep(0.05)\n"
