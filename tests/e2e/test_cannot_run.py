@@ -102,13 +102,22 @@ def test_a_limit_range_and_a_quota_on_limits_are_met(kubectl: Kubectl, namespace
     kubectl("delete", "leasedjob", "job", "--timeout=30s")
 
 
+@pytest.mark.parametrize("secret_first", [False, True], ids=["at once", "its credential first"])
 def test_a_namespace_that_is_deleted_takes_everything_with_it(
-    cluster_kubectl: Kubectl, db: psycopg.Connection, namespace: str, kubectl: Kubectl
+    cluster_kubectl: Kubectl, db: psycopg.Connection, namespace: str, kubectl: Kubectl, secret_first: bool
 ) -> None:
-    jobs = [leased_job(f"job-{n}", "import time\ntime.sleep(600)", schedule=NEVER, **TIMING) for n in range(3)]
+    """Runs are under way and ticks become due: nothing holds it up, and in the end no run is held or tried again."""
+    jobs = [
+        leased_job(
+            f"job-{n}", "import time\ntime.sleep(600)", schedule="* * * * *", concurrencyPolicy="Allow", **TIMING
+        )
+        for n in range(3)
+    ]
     kubectl.apply(*jobs, *(run_of(f"job-{n}", f"run-{n}") for n in range(3)))
     kubectl.wait("all run", lambda: [phase(kubectl, f"run-{n}") for n in range(3)] == ["Running"] * 3, timeout=90)
-    cluster_kubectl("delete", "namespace", namespace, "--wait=true", "--timeout=40s", timeout=45)
+    if secret_first:
+        kubectl("delete", "secret", "leasedjob-sidecar")
+    cluster_kubectl("delete", "namespace", namespace, "--wait=true", "--timeout=60s", timeout=70)
     kubectl.wait(
         "no run of it is held, or will be tried again",
         lambda: (
