@@ -179,6 +179,25 @@ def test_a_sigterm_at_any_moment_of_the_start(run: Processes, tmp_path: Path, mi
         await_gone(int(pid))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_it_is_still_being_imported_is_not_lost(run: Processes, tmp_path: Path, number: int) -> None:
+    program = f"""
+        import os, sys
+        class Hook:
+            def find_spec(self, name, path=None, target=None):
+                if name == "leasedjob.workload.verbs":
+                    os.kill(os.getpid(), {int(number)})
+        sys.meta_path.insert(0, Hook())
+        sys.argv = ["leasedjob", "exec", "--", "touch", {str(tmp_path / "ran")!r}]
+        from leasedjob.__main__ import main
+        main()
+    """
+    process = run.python(program)
+    assert process.wait() == 128 + number
+    assert not (tmp_path / "ran").exists()
+    assert "the command was not started" in process.err
+
+
 def test_what_was_ignored_at_the_start_stays_so(run: Processes, tmp_path: Path) -> None:
     program = f"exec {sys.executable} -m leasedjob exec -- sh -c 'kill -HUP $$; echo survived'"
     process = run.start(["sh", "-c", f"trap '' HUP; {program}"])
