@@ -219,7 +219,7 @@ class PostgresServer:
             hba.writelines(f"host all all {network} scram-sha-256\n" for network in self._allow)
 
     def _wait_ready(self, port: int) -> bool:
-        """Until postmaster.pid says that the server has decided whether it lets anybody in; False if it ended before."""
+        """Until postmaster.pid says that the server has decided whether it lets anybody in; False if it ended."""
         pid_file = self.directory / "data" / "postmaster.pid"
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
