@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit import controller_builders as b
 
 from leasedjob.api.v1alpha1 import MAX_RUNS, LeasedJobStatus
-from leasedjob.controller.cache import Entry
+from leasedjob.controller.cache import Cache, Entry
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.model import JobView
@@ -470,6 +470,32 @@ class TestAnotherVersionAtWork:
         assert gaps == sorted(gaps)
         assert len(written) < 14
         assert answers == {True, False}, "it looks again later"
+
+    async def test_the_answer_to_a_write_knows_the_spec_best(self) -> None:
+        """A watch that is older than a change of the definition shows the object without the fields that it brought."""
+        whole = b.job_body({"onlyOnHolidays": True})
+        server = Server(whole)
+        cache = Cache(lambda key: None)
+        cache.job_seen(b.job_body())
+        entry = cache.jobs[b.NAMESPACE, b.JOB]
+        derive(entry, Settings())
+        assert entry.problem is None
+        assert await StatusWriter(server, DatabaseClock()).write(entry, b.view(), (), None) is False, "it looks again"
+        cache.job_seen(b.job_body(version=12))  # what the same watch says of that write
+        derive(entry, Settings())
+        assert entry.problem is not None
+        assert entry.problem[0] == "UnknownField"
+        cache.job_seen(b.job_body(version=13, generation=2))
+        derive(entry, Settings())
+        assert entry.problem is None
+
+    async def test_an_answer_that_the_watch_has_overtaken_tells_it_too(self) -> None:
+        entry = b.entry()
+        answer = b.job_body({"onlyOnHolidays": True}, version=11)
+        entry.observe(b.job_body(version=11))
+        entry.renew(answer)
+        derive(entry, Settings())
+        assert entry.problem is not None
 
     async def test_what_is_new_is_said_at_once(self) -> None:
         entry = b.entry()
