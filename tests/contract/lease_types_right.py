@@ -6,6 +6,8 @@ import asyncio
 from typing import assert_type
 from uuid import UUID
 
+import psycopg_pool
+
 from leasedjob import (
     JobAcquired,
     JobAcquireOptions,
@@ -100,3 +102,14 @@ async def modules() -> None:
         assert_type(other.service, SyncJobSchedulerService)
     await awaiting(InMemoryJobSchedulerService())
     blocking(InMemorySyncJobSchedulerService())
+
+
+def pools(
+    blocking_pool: psycopg_pool.ConnectionPool, awaiting_pool: psycopg_pool.AsyncConnectionPool
+) -> tuple[object, ...]:
+    return (
+        SyncJobSchedulerModule(blocking_pool),
+        JobSchedulerModule(awaiting_pool),
+        SyncJobSchedulerService(blocking_pool.connection),
+        JobSchedulerService(awaiting_pool.connection),
+    )

@@ -38,7 +38,7 @@ _TCP: Final = {
     "tcp_user_timeout": 20_000,
 }
 
-Connections = Callable[[], AbstractAsyncContextManager[psycopg.AsyncConnection[DictRow]]]
+Connections = Callable[[], AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]]  # whatever its rows are
 
 
 # --- credentials -----------------------------------------------------------------------------------------------------

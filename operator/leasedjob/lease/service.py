@@ -56,7 +56,7 @@ from leasedjob.lease.statements import statement
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SyncConnections = Callable[[], AbstractContextManager[psycopg.Connection[DictRow]]]
+SyncConnections = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 
 STATEMENT_SECONDS = 30.0
 # Options that were not given at all are refused as an identity error, like None, and not as a TypeError.
