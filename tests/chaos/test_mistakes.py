@@ -37,8 +37,8 @@ soak = pytest.mark.soak
             id="a sink doesn't look at tokens",
         ),
         pytest.param(
-            Layer.OPERATOR, "leasedjob.claim_runs", "ORDER BY c.code FOR NO KEY UPDATE SKIP LOCKED", "ORDER BY c.code",
-            peace, Broken.GROUP_OVERLAP, id="overlap is decided without the lock of the code",
+            Layer.OPERATOR, "leasedjob.claim_batch", "FOR NO KEY UPDATE OF c SKIP LOCKED", "", peace,
+            Broken.GROUP_OVERLAP, id="overlap is decided without the lock of the code",
         ),
         pytest.param(
             Layer.LIBRARY, "leasedjob.heartbeat", "AND s.owner_token = p_token", "", freezing(1.5 * LEASE),
@@ -51,11 +51,6 @@ soak = pytest.mark.soak
         pytest.param(
             Layer.LIBRARY, "leasedjob.acquire", "fencing_token = nextval('leasedjob.fencing_token'),", "",
             freezing(1.5 * LEASE), Broken.OWNER, marks=soak, id="a reclaim keeps the fencing token",
-        ),
-        pytest.param(
-            Layer.OPERATOR, "leasedjob.decide_claims",
-            "NOT leasedjob.is_expired(s.modified_at, s.lease_ms)", "false", peace,
-            Broken.OVERLAP, marks=soak, id="a claim that is held is taken",
         ),
     ],
 )  # fmt: skip

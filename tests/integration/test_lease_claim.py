@@ -531,6 +531,7 @@ async def test_the_operators_functions_refuse_a_snapshot(database: Database) -> 
         connection = database.connect()
         connection.execute(f"SET default_transaction_isolation = '{level}'".encode())
         for call in (
+            "claim_batch('c', '[]')",
             "claim_runs('c', '[]')",
             "register_jobs('c', '[]')",
             "unregister_jobs('c', '{}')",

@@ -162,7 +162,7 @@ async def test_the_answers_to_a_claim_and_to_an_adoption_are_lost(
         store = OperatorStore(pool.connection)
         await registered(store, *codes)
         for code in codes:
-            proxy.lose_answers("leasedjob.claim_runs")
+            proxy.lose_answers("leasedjob.claim_batch")
             with pytest.raises(DatabaseUnavailableError):
                 await store.claim_runs(CLUSTER, [request(minute, code)])
         found = await store.active_rows(CLUSTER)

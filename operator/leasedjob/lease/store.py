@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow, args_row, dict_row
 
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease import jsonsafe
@@ -146,12 +146,15 @@ class OperatorStore:
         return [pruned[r.identity] if r.manual and r.identity in pruned else next(answers) for r in requests]
 
     async def _claim(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        raw = [_claim_json(ordinal, request) for ordinal, request in enumerate(requests)]
-        rows = await self._rows("claim_runs", cluster=cluster, requests=json.dumps(raw))
-        return [
-            ClaimResult(verdict=ClaimVerdict(row["verdict"]), **{name: row[name] for name in _CLAIM_FIELDS})
-            for row in rows
-        ]
+        with translated():
+            async with (
+                within(self._timeout, self._connection, "claim_runs") as connection,
+                connection.cursor(row_factory=args_row(_claim_result)) as cursor,
+            ):
+                await cursor.execute(
+                    statement("claim_runs"), {"cluster": cluster, "requests": claims_document(requests)}
+                )
+                return await cursor.fetchall()
 
     async def _pruned(self, identities: Sequence[RunIdentity]) -> dict[RunIdentity, ClaimResult]:
         """Those of them whose time is pruned. (A mark that moves after this look is seen where the row is inserted.)"""
@@ -328,17 +331,34 @@ class SidecarStore:
 
 # --- between rows and values -----------------------------------------------------------------------------------------
 
-_CLAIM_FIELDS = (
-    "id",
-    "owner_token",
-    "attempt",
-    "fencing_token",
-    "expires_at",
-    "db_now",
-    "watermark",
-    "reason",
-    "retry_at",
-)
+_VERDICTS = {verdict.value: verdict for verdict in ClaimVerdict}
+
+
+def _claim_result(
+    ordinal: int,
+    verdict: str,
+    id: UUID | None,
+    owner_token: UUID | None,
+    attempt: int | None,
+    fencing_token: int | None,
+    expires_at: datetime | None,
+    db_now: datetime,
+    watermark: datetime | None,
+    reason: str,
+    retry_at: datetime | None,
+) -> ClaimResult:
+    return ClaimResult(
+        verdict=_VERDICTS[verdict],
+        db_now=db_now,
+        id=id,
+        owner_token=owner_token,
+        attempt=attempt,
+        fencing_token=fencing_token,
+        expires_at=expires_at,
+        watermark=watermark,
+        reason=reason,
+        retry_at=retry_at,
+    )
 
 
 def _ranges_json(ranges: Sequence[TickRange]) -> list[dict[str, Any]]:
@@ -355,15 +375,18 @@ def _ranges_json(ranges: Sequence[TickRange]) -> list[dict[str, Any]]:
     ]
 
 
+def claims_document(requests: Sequence[ClaimRequest]) -> str:
+    """What `claim_runs` is asked, as JSON. What is as the function assumes it anyway is left out."""
+    return json.dumps([_claim_json(ordinal, request) for ordinal, request in enumerate(requests)])
+
+
 def _claim_json(ordinal: int, request: ClaimRequest) -> dict[str, Any]:
     identity = request.identity
-    return {
+    raw = {
         "ordinal": ordinal,
-        "type": identity.type.value,
         "code": identity.code,
         "run_key": identity.run_key,
         "lock_key": identity.lock_key,
-        "tick": None if request.tick is None else request.tick.isoformat(),
         "name": request.name,
         "namespace": request.namespace,
         "job_name": request.job_name,
@@ -372,13 +395,23 @@ def _claim_json(ordinal: int, request: ClaimRequest) -> dict[str, Any]:
         "lease_ms": request.lease_ms,
         "run_lease_ms": request.run_lease_ms,
         "on_overlap": request.on_overlap.value,
-        "starting_deadline_ms": request.starting_deadline_ms,
-        "backoff_limit": request.backoff_limit,
         "interruption_limit": request.interruption_limit,
-        "manual": request.manual,
-        "reopen": request.reopen,
-        "dropped": _ranges_json(request.dropped),
     }
+    if request.tick is not None:
+        raw["tick"] = request.tick.isoformat()
+    if identity.type is not JobSchedulerType.SCHEDULE:
+        raw["type"] = identity.type.value
+    if request.starting_deadline_ms is not None:
+        raw["starting_deadline_ms"] = request.starting_deadline_ms
+    if request.backoff_limit:
+        raw["backoff_limit"] = request.backoff_limit
+    if request.manual:
+        raw["manual"] = True
+    if request.reopen:
+        raw["reopen"] = True
+    if request.dropped:
+        raw["dropped"] = _ranges_json(request.dropped)
+    return raw
 
 
 def _run(row: DictRow, cluster: str) -> Run:
