@@ -150,7 +150,7 @@ def test_a_run_through_all_that_its_database_does(
         kubectl.wait(
             "the tick that fell into it has run",
             lambda: own.sql(
-                "SELECT FROM leasedjob.job_scheduler WHERE job_name = 'ticking' AND tick = %s AND status = 'SUCCESS'",
+                "SELECT id FROM leasedjob.job_scheduler WHERE job_name = 'ticking' AND tick = %s AND status = 'SUCCESS'",
                 missed,
             ),
             timeout=90,
