@@ -1,4 +1,4 @@
-"""`leasedjob exec` as the command of a run's Pod, on a real kubelet.
+"""`leasedjob exec` and the workload SDK in a run's Pod, on a real kubelet.
 
 The image is the operator's: it is built from this working tree and has the package, as a workload's own image has after
 `pip install leasedjob`.
@@ -108,6 +108,65 @@ def test_a_deleted_pod_s_command_is_drained_and_the_next_attempt_succeeds(
         f"leasedjob exec, Pod deleted: SIGTERM after {marks['SIGTERM'] - asked:.1f} s (preStop 4), the work's end after"
         f" {marks['finished'] - asked:.1f}, the next attempt after {row['started_at'].timestamp() - asked:.1f}"
     )
+
+
+SERVICE = """
+import asyncio, time
+from leasedjob.workload import *
+
+async def main():
+    state = ShutdownState.listening()
+    run = current_run()
+    print("run", run.mode, run.attempt, flush=True)
+    if run.attempt > 1:
+        await asyncio.to_thread(run.complete, {"attempts": run.attempt})
+        return
+    def mark(what):
+        print(what, time.time(), flush=True)
+    state.signal.call(lambda: mark("notice"))
+    state.stopping.call(lambda: mark("stop"))
+    async def iterate():
+        mark("began")
+        await asyncio.sleep(7)
+        mark("ended")
+    async def serve():
+        mark("closing")
+    async with GracefulShutdown(state) as shutdown:
+        intervals = IntervalRegistry(state)
+        intervals.add("work", 0.5, iterate)
+        shutdown.add(intervals)
+        shutdown.on_stop(Phase.HTTP, "api", serve)
+        shutdown.on_stop(Phase.POOLS, "pool", lambda: mark("pool"))
+        await shutdown.finished()
+    await asyncio.to_thread(run.release, {"at": 1})
+
+asyncio.run(main())
+"""
+
+
+def test_a_service_on_the_sdk_hears_the_notice_first_finishes_its_iteration_and_gives_the_run_back(
+    kubectl: Kubectl, namespace: str, db: psycopg.Connection, image: str, measured: Measured
+) -> None:
+    service = container("", image=image, command=["python3", "-c", SERVICE])
+    kubectl.apply(leased_job("service", containers=[service], schedule=NEVER, **TIMING), run_of("service", "now"))
+    name = kubectl.wait("its Pod", lambda: pods(kubectl, "service"), timeout=60)[0]["metadata"]["name"]
+    kubectl.wait("an iteration", lambda: "began" in kubectl.run("logs", name, "-c", "main").stdout, timeout=60)
+    follow = subprocess.Popen(kubectl.argv("logs", "-f", name, "-c", "main"), stdout=subprocess.PIPE, text=True)
+    asked = time.time()
+    kubectl("delete", "pod", name, "--wait=false")
+    out, _ = follow.communicate(timeout=90)
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["run", "sidecar", "1"]
+    at = {words[0]: float(words[1]) for words in lines[1:]}
+    assert [words[0] for words in lines].count("began") == [words[0] for words in lines].count("ended"), out
+    assert at["stop"] - at["notice"] >= 3, "preStop is 4 s"
+    assert at["closing"] >= at["stop"], "a server serves until then"
+    assert at["pool"] >= at["ended"], "the pool closes last"
+    row = kubectl.wait("it succeeded", lambda: next(iter(_succeeded(db, namespace, "service")), None), timeout=90)
+    assert (row["attempt"], row["interruptions"], row["failures"]) == (2, 1, 0)
+    assert row["data"] == {"attempts": 2}
+    after = " ".join(f"{what} {at[what] - asked:.1f}" for what in ("notice", "stop", "ended", "pool"))
+    measured(f"SDK service, Pod deleted, seconds after: {after}")
 
 
 def _succeeded(db: psycopg.Connection, namespace: str, job: str) -> list[dict[str, Any]]:
