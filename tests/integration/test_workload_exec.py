@@ -333,6 +333,24 @@ async def test_the_drain_notice_is_a_second_path_to_a_stop(
     assert late.out == []
 
 
+@pytest.mark.parametrize(("code", "outcome"), [(0, "complete"), (4, None)])
+async def test_a_command_that_ends_by_itself_after_the_notice(
+    run: Processes, pods: Pods, minute: datetime, tmp_path: Path, code: int, outcome: str | None
+) -> None:
+    """Done is done; but whether a failure comes from the stop nobody knows, so the operator takes it as interrupted."""
+    pod = await pods.pod(minute, Timing(duration=200, heartbeat=2, grace=60, pre_stop=50))
+    pod.adopt_and_hold()
+    command = [sys.executable, "-c", NOTES, str(tmp_path / "end"), str(code)]
+    process = run.leasedjob("exec", "--", *command, env=beside(pod))
+    process.line("ready")
+    assert pod.run("drain") == 0
+    await asyncio.sleep(0.5)  # the notice stops nothing
+    (tmp_path / "end").touch()
+    assert process.wait() == code
+    assert "got SIGTERM" not in process.out
+    assert pod.view()["outcome"] == outcome
+
+
 async def test_a_sidecar_that_is_restarted_hears_the_report(run: Processes, pods: Pods, minute: datetime) -> None:
     pod = await pods.pod(minute, CALM)
     pod.adopt_and_hold()

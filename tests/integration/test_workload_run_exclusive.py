@@ -165,6 +165,19 @@ def test_without_a_database_the_command_is_not_started(run: Processes, tmp_path:
     assert len(process.err.splitlines()) == 1
 
 
+def test_a_stop_while_the_database_does_not_answer(run: Processes, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=2"
+        words = ["run-exclusive", "--code", "a", "--run-key", "b", "--", "touch", str(tmp_path / "ran")]
+        process = run.leasedjob(*words, env={URL: url})
+        asking, _ = silent.accept()
+        with asking:
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 143
+    assert not (tmp_path / "ran").exists()
+    assert "a stop came first; the command was not started" in process.err
+
+
 def test_a_database_without_the_schema_is_named(run: Processes, empty_database: Database) -> None:
     words = ["run-exclusive", "--code", "a", "--run-key", "b", "--database-url", empty_database.dsn, "--", "true"]
     process = run.leasedjob(*words)

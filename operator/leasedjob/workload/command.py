@@ -80,9 +80,9 @@ class Supervision:
         with contextlib.suppress(OSError):  # full: the loop is awake anyway
             os.write(self._wake_out, b"\0")
 
-    @property
-    def stop(self) -> Stop | None:
-        """What stops the command, as soon as something does."""
+    def stopped(self) -> Stop | None:
+        """What has come by now to stop a command that isn't started yet."""
+        self._turn()
         return self._state.stop
 
     def run(self, command: Sequence[str], env: Mapping[str, str]) -> Result:
@@ -116,7 +116,9 @@ class Supervision:
             self._turn()
         terminal.take_back()
         assert self._state.code is not None
-        return Result(self._state.code, True, self._state.stop, self._state.killed_at is not None, tail.text())
+        state = self._state
+        noticed = state.notice_at is not None
+        return Result(self._state.code, True, state.stop, state.killed_at is not None, tail.text(), noticed)
 
     # --- the loop's parts ---
 

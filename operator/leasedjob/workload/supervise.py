@@ -224,6 +224,7 @@ class Result:
         stop: what stopped it, or None.
         killed: it, or a process that it left behind, had to be killed.
         stderr: the end of its standard error.
+        noticed: the drain notice came before its end.
     """
 
     code: int
@@ -231,6 +232,7 @@ class Result:
     stop: Stop | None
     killed: bool
     stderr: str
+    noticed: bool = False
 
     @property
     def error(self) -> str:

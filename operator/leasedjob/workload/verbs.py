@@ -18,6 +18,11 @@ from leasedjob.workload.command import Supervision, lost
 from leasedjob.workload.supervise import Result, Why
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import psycopg
+    from psycopg.rows import DictRow
+
     from leasedjob.lease.core import JobExecutionLease
     from leasedjob.lease.database import Credentials
     from leasedjob.lease.options import JobAcquireOptions
@@ -124,6 +129,8 @@ def _report(sidecar: Sidecar, result: Result, env: Mapping[str, str]) -> None:
 
     if result.stop is not None or (not result.started and not result.stderr):
         return
+    if result.code != 0 and result.noticed:
+        return  # the Pod was being stopped: whether that is why it failed, nobody knows
     data: dict[str, Any] = {"exitCode": result.code}
     if result.code == 0:
         # The success of one of several containers, or of an init container, isn't the run's: exit codes tell of that.
@@ -186,12 +193,22 @@ def _run_exclusive(supervision: Supervision, command: Sequence[str], arguments: 
         LeasedJobError,
         LostJobLeaseError,
     )
+    from leasedjob.lease.database import connect_sync
     from leasedjob.lease.options import resolve
     from leasedjob.lease.service import SyncJobSchedulerService
 
     ended: list[Result] = []
+    asking = True
+
+    def connection() -> AbstractContextManager[psycopg.Connection[DictRow]]:
+        # A database that doesn't answer is asked several times; a stop ends that between two of them.
+        if asking and supervision.stopped():
+            raise CommandStoppedError
+        return connect_sync(credentials)
 
     def work(lease: JobExecutionLease) -> None:
+        nonlocal asking
+        asking = False
         lease.lost.call(lambda: supervision.tell(lost(lease.lost.reason)))
         result = supervision.run(command, {**os.environ, **_identity(options, lease)})
         ended.append(result)
@@ -205,14 +222,17 @@ def _run_exclusive(supervision: Supervision, command: Sequence[str], arguments: 
     try:
         options = _options(arguments)
         resolve(options)
-        service = SyncJobSchedulerService(_credentials(arguments))
+        credentials = _credentials(arguments)
+        service = SyncJobSchedulerService(connection)
         acquired = service.run_exclusive(options, work).acquired
     except (InvalidJobIdentityOptionsError, InvalidJobLeaseOptionsError) as error:
         _say(RUN_EXCLUSIVE, str(error))
         return EXIT_USAGE
     except (CommandFailedError, CommandStoppedError):
-        _say_end(RUN_EXCLUSIVE, ended[0])
-        return ended[0].code
+        stop = supervision.stopped()
+        result = ended[0] if ended else Result(128 + (stop.number if stop else 0), False, stop, False, "")
+        _say_end(RUN_EXCLUSIVE, result)
+        return result.code
     except LostJobLeaseError as error:
         if ended:
             _say_end(RUN_EXCLUSIVE, ended[0])
