@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
@@ -373,8 +374,7 @@ def connections(credentials: Credentials, *, application_name: str = "leasedjob"
     return connection
 
 
-@contextlib.asynccontextmanager
-async def within(seconds: float, source: Connections, what: str) -> AsyncIterator[psycopg.AsyncConnection[DictRow]]:
+class within:  # reads like the word: `async with within(2, pool.connection, "acquire") as connection`
     """A connection of `source` for one statement, which gets so many seconds, connecting included.
 
     A statement whose time is over ends at once, by its connection's end. Cancelling it would not: psycopg then asks the
@@ -383,24 +383,37 @@ async def within(seconds: float, source: Connections, what: str) -> AsyncIterato
     Raises:
         DatabaseUnavailableError: no answer came in time. `what`: the statement, for its message.
     """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    silence = DatabaseUnavailableError(f"the database did not answer {what} within {seconds:g} s", FaultKind.TRANSIENT)
-    async with contextlib.AsyncExitStack() as stack:
+
+    __slots__ = ("_end", "_opened", "_seconds", "_source", "_timer", "_what")
+
+    def __init__(self, seconds: float, source: Connections, what: str) -> None:
+        self._seconds, self._source, self._what = seconds, source, what
+
+    async def __aenter__(self) -> psycopg.AsyncConnection[DictRow]:
+        loop = asyncio.get_running_loop()
+        self._end = loop.time() + self._seconds
+        self._opened = self._source()
         try:
-            async with asyncio.timeout_at(end):
-                connection = await stack.enter_async_context(source())
+            async with asyncio.timeout_at(self._end):
+                connection = await self._opened.__aenter__()
         except TimeoutError as error:
-            raise silence from error
-        timer = loop.call_at(end, _shut, connection)
-        try:
-            yield connection
-        except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
-            if loop.time() >= end:
-                raise silence from error
-            raise
-        finally:
-            timer.cancel()
+            raise self._silence() from error
+        self._timer = loop.call_at(self._end, _shut, connection)
+        return connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        late = asyncio.get_running_loop().time() >= self._end
+        await self._opened.__aexit__(kind, error, trace)
+        if late and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
+            raise self._silence() from error
+
+    def _silence(self) -> DatabaseUnavailableError:
+        return DatabaseUnavailableError(
+            f"the database did not answer {self._what} within {self._seconds:g} s", FaultKind.TRANSIENT
+        )
 
 
 def _shut(connection: psycopg.AsyncConnection[Any]) -> None:
