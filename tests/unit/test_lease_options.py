@@ -210,6 +210,19 @@ def test_the_alarm_acts_in_order_and_forgets_what_was_removed() -> None:
     assert later.wait(60)
 
 
+def test_the_alarm_works_in_a_child_process_too() -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import os, sys, threading; from leasedjob.lease.alarm import ALARM, Call; over = threading.Event(); "
+        "ALARM.add(Call(0.01, over.set)); assert over.wait(60); again = threading.Event(); pid = os.fork(); "
+        "ALARM.add(Call(0.01, again.set)); assert again.wait(60); "
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 0)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
 def test_the_package_is_light() -> None:
     import subprocess
     import sys

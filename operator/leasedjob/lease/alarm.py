@@ -53,15 +53,22 @@ class Alarm:
     """
 
     def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        """No thread is there: at the beginning, and in a child process, where a lock may have been held by it."""
+        self._starting = threading.Lock()
         self._changed = threading.Condition()
         self._entries: set[Entry] = set()
         self._next = float("inf")  # when the thread looks by itself
         self._used = False
-        self._pid = 0
+        self._started = False
 
     def add(self, entry: Entry) -> None:
         """It acts at its time, unless it is removed before."""
-        if self._pid != os.getpid():
+        if not self._started:
             self._start()
         self._entries.add(entry)
         self._used = True
@@ -74,12 +81,10 @@ class Alarm:
         self._entries.discard(entry)
 
     def _start(self) -> None:
-        # After a fork the thread is gone, and the lock may have been held by it.
-        self._changed = threading.Condition()
-        self._entries = set()
-        self._next = float("inf")
-        self._pid = os.getpid()
-        threading.Thread(target=self._run, name="leasedjob-alarm", daemon=True).start()
+        with self._starting:
+            if not self._started:
+                threading.Thread(target=self._run, name="leasedjob-alarm", daemon=True).start()
+                self._started = True
 
     def _run(self) -> None:
         changed, entries = self._changed, self._entries
