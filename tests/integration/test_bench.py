@@ -8,7 +8,7 @@ import pytest
 from bench.model import Scale
 
 
-@pytest.mark.parametrize("name", ["lease", "claim", "heartbeat", "sidecar"])
+@pytest.mark.parametrize("name", ["lease", "claim", "heartbeat", "beats", "sidecar"])
 def test_the_measure_runs(name: str) -> None:
     result = import_module(f"bench.measures.{name}").measure(Scale(quick=True))
     assert result.name == name
