@@ -185,7 +185,7 @@ class Rule:
     """A fault that hits every request that `matches`, the next `times` of them if that is given.
 
     delay: seconds before it is forwarded. answer: (status, reason, message) that is given instead. hold: it waits,
-    not forwarded, until `release`. lose: it is carried out, and the answer is lost.
+    not forwarded, until `release`. lose: it is carried out, and the answer is lost. reset: it is not carried out.
     """
 
     matches: Callable[[Request], bool]
@@ -193,6 +193,7 @@ class Rule:
     answer: tuple[int, str, str] | None = None
     hold: bool = False
     lose: bool = False
+    reset: bool = False
     times: int | None = None
     seen: list[Request] = field(default_factory=list)
     active: bool = True
@@ -254,6 +255,9 @@ class ApiProxy(_Server):
             await asyncio.sleep(rule.delay)
             while rule.hold:
                 await asyncio.sleep(POLL)
+            if rule.reset:
+                writer.transport.abort()
+                return
             if rule.answer is not None:
                 writer.write(_refusal(*rule.answer))
                 await writer.drain()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from leasedjob.controller.loops import WATCH_BEGINS_SECONDS
 from tests.controller.control_plane import Bench, Json, Kubelet, wait_until
 from tests.controller.proxy import ApiProxy, Request
 
@@ -393,6 +394,22 @@ def test_a_watch_that_is_cut_and_expired(bench: Bench) -> None:
         wait_until("shown", lambda: bench.run(run).get("status", {}).get("phase") == "Succeeded")
         wait_until("the watch begins anew", lambda: "begins anew" in operator.log.read_text(), 30)
         bench.whole_run("job")
+        bench.close()
+
+
+def test_a_watch_that_is_reset_at_each_try(bench: Bench) -> None:
+    """Five times in a row for each kind: the watch itself comes back, without a comparison, and misses nothing."""
+    with ApiProxy(bench.plane) as proxy:
+        operator = bench.operator(LEASEDJOB_COMPARE_SECONDS="3600", **_through(bench, proxy))
+        time.sleep(WATCH_BEGINS_SECONDS + 1)  # the first comparison is followed by another one
+        resets = proxy.rule(lambda r: r.watch, reset=True, times=15)
+        proxy.cut()
+        bench.apply("job", suspend=True)
+        resets.wait_seen(15, 60)
+        wait_until("known", lambda: bench.ready_condition("job").get("status") == "True", 60)
+        bench.whole_run("job")
+        assert operator.ready()
+        assert "begins anew" not in operator.log.read_text()
         bench.close()
 
 

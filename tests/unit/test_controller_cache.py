@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -174,6 +175,39 @@ class TestAnyKind:
                 self.seen(cache, kind, v)
                 cache.compare(kind, [make(v)], v)
         assert self.held(cache, kind) == (None if deleted else max(versions))
+
+
+class TestMemory:
+    def test_what_is_never_read_is_not_kept(self, cache: Cache) -> None:
+        body = job(10)
+        applied = "kubectl.kubernetes.io/last-applied-configuration"
+        body["metadata"] |= {"managedFields": [{"manager": "x"}], "annotations": {applied: "{}", "mine": "1"}}
+        notes = {applied: "the template's own", "managedFields": "too"}
+        body["spec"]["template"] = {"metadata": {"annotations": notes}, "spec": {"managedFields": [1]}}
+        cache.job_seen(body)
+        kept = cache.jobs[KEY].body
+        assert "managedFields" not in kept["metadata"]
+        assert kept["metadata"]["annotations"] == {"mine": "1"}
+        assert kept["spec"] == body["spec"], "a template is kept as written"
+        assert body["metadata"]["managedFields"], "what was given stays as it was"
+
+    def test_names_are_shared(self, cache: Cache) -> None:
+        for n in range(2):
+            body: b.Json = json.loads(json.dumps(job(10, uid=f"u{n}")))
+            body["metadata"]["name"] = f"job-{n}"
+            cache.job_seen(body)
+        one, two = (next(iter(e.body["spec"])) for e in cache.jobs.values())
+        assert one is two
+
+    def test_what_is_known_need_not_be_kept_until_it_is_compared(self, cache: Cache) -> None:
+        cache.job_seen(job(10))
+        same, newer = cache.brief(job(10)), cache.brief(job(11))
+        assert same.keys() == {"metadata"}
+        assert newer == job(11)
+        assert cache.compare("jobs", [same], 20) == 0
+        assert cache.compare("jobs", [newer], 20) == 1
+        assert cache.compare("jobs", [same], 20) == 0
+        assert cache.jobs[KEY].body["metadata"]["resourceVersion"] == "11"
 
 
 class TestJobs:

@@ -86,9 +86,11 @@ class Server(Kube):
         if status := self.refused.get(what):
             raise KubeError(status, "Forbidden", " ".join(map(str, what)))
 
-    async def list(self, base: str, plural: str, namespace: str | None, *, label_selector: str = "") -> Any:
+    async def list(
+        self, base: str, plural: str, namespace: str | None, *, label_selector: str = "", keep: Any = None
+    ) -> Any:
         self._refuse(plural, namespace)
-        found = [o for o in self.objects[plural] if namespace in (None, o["metadata"]["namespace"])]
+        found = [keep(o) for o in self.objects[plural] if namespace in (None, o["metadata"]["namespace"])]
         return 50, found
 
     async def try_watch(

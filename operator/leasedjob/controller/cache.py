@@ -6,6 +6,7 @@ replaces a newer one, and an object that was seen deleted does not come back fro
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -27,6 +28,26 @@ def version(body: Json) -> int:
     """The resource version as a number; they are comparable within one resource."""
     text = str((body.get("metadata") or {}).get("resourceVersion") or "0")
     return int(text) if text.isdecimal() else 0
+
+
+def lean(body: Json) -> Json:
+    """An observed object as it is kept: without what is never read (who owns which field, and kubectl's second copy of
+    the whole), and with one string for each name of a field however many objects have it. With ten thousand objects it
+    is most of the process's memory."""
+    meta = {k: v for k, v in (body.get("metadata") or {}).items() if k != "managedFields"}
+    if notes := meta.get("annotations"):
+        meta["annotations"] = {k: v for k, v in notes.items() if k != _LAST_APPLIED}
+    whole: Json = _with_shared_names({**body, "metadata": meta})
+    return whole
+
+
+def _with_shared_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {sys.intern(k): _with_shared_names(v) for k, v in value.items()}
+    return [_with_shared_names(v) for v in value] if isinstance(value, list) else value
+
+
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def generation(body: Json) -> int:
@@ -85,13 +106,15 @@ class Entry:
         if version(body) >= version(self.body):
             if generation(body) == generation(self.body) and body.get("spec") != self.body.get("spec"):
                 self.generation = -1
-            self.body = body
+            self.body = lean(body)
 
     def observe(self, body: Json) -> None:
         """Takes over what was observed. An object of one generation has one spec, and an answer knows it better."""
         if generation(body) == generation(self.body):
-            body = {**body, "spec": self.body.get("spec")}
-        self.body = body
+            body = {**body, "spec": {}}
+            self.body = {**lean(body), "spec": self.body.get("spec")}
+        else:
+            self.body = lean(body)
 
 
 class Cache:
@@ -159,9 +182,10 @@ class Cache:
         if entry is None:
             created = parse_time(meta.get("creationTimestamp"))
             assert created is not None, "the API server sets creationTimestamp"
-            entry = Entry(*key, uid=meta["uid"], body=body, created_at=created)
+            entry = Entry(*key, uid=meta["uid"], body=lean(body), created_at=created)
             self.jobs[key] = entry
-        entry.observe(body)
+        else:
+            entry.observe(body)
         self._changed(key)
 
     def job_gone(self, body: Json) -> None:
@@ -222,7 +246,7 @@ class Cache:
             return
         meta = body["metadata"]
         key = meta["namespace"], str((body.get("spec") or {}).get("jobName") or "")
-        self.runs[meta["uid"]] = body
+        self.runs[meta["uid"]] = lean(body)
         self.runs_of[key].add(meta["uid"])
         self._changed(key)
 
@@ -242,6 +266,13 @@ class Cache:
         )
 
     # --- comparison with a list --------------------------------------------------------------------------------------
+
+    def brief(self, body: Json) -> Json:
+        """A listed object as it has to be kept until it is compared: what is known as it is needs only its metadata."""
+        meta = body["metadata"]
+        if version(body) != self._versions.get(meta["uid"]):
+            return body
+        return {"metadata": {k: meta[k] for k in ("uid", "resourceVersion", "namespace", "name")}}
 
     def compare(
         self, kind: str, listed: Iterable[Json], at_version: int, namespaces: Collection[str] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from kubernetes.aio import config
@@ -107,11 +107,17 @@ class Kube:
         return where + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
 
     async def list(
-        self, base: str, plural: str, namespace: str | None, *, label_selector: str = ""
-    ) -> tuple[int, builtins.list[Json]]:
-        """Every object, page by page, and the resource version of the list."""
+        self,
+        base: str,
+        plural: str,
+        namespace: str | None,
+        *,
+        label_selector: str = "",
+        keep: Callable[[Json], Mapping[str, Any]] = lambda body: body,
+    ) -> tuple[int, builtins.list[Mapping[str, Any]]]:
+        """Every object, page by page, and the resource version of the list. `keep`: what is kept of each."""
         token, at_version = "", 0
-        found: builtins.list[Json] = []
+        found: builtins.list[Mapping[str, Any]] = []
         while True:
             query = {"limit": str(PAGE)}
             if token:
@@ -119,7 +125,7 @@ class Kube:
             if label_selector:
                 query["labelSelector"] = label_selector
             page = await self.call("GET", self._path(base, plural, namespace), query=query)
-            found += page.get("items") or []
+            found += map(keep, page.get("items") or [])
             meta = page.get("metadata") or {}
             at_version = at_version or int(meta.get("resourceVersion") or 0)
             token = meta.get("continue") or ""

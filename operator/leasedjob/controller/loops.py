@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -184,7 +184,7 @@ class Health:
         return None
 
     def ready(self) -> str | None:
-        return self.unread or self.definitions or self.schema or self.database or None
+        return self.unread or self.definitions or self.database or self.schema or None
 
     def admit(self, engine: Engine) -> None:
         """Lets the engine work while everything that its work rests on is known to be as this version needs it. A
@@ -205,7 +205,7 @@ class _Kind:
     selector: str = ""
 
 
-_Lists = dict[str, tuple[int, list[dict[str, Any]]]]  # by kind: resource version and objects
+_Lists = dict[str, tuple[int, list[Mapping[str, Any]]]]  # by kind: resource version and objects
 
 
 class Comparer:
@@ -281,9 +281,10 @@ class Comparer:
         return found, refused
 
     async def _read(self, scope: str | None) -> _Lists:
-        kube = self._engine.kube
+        kube, brief = self._engine.kube, self._engine.cache.brief
         lists = {
-            k.name: await kube.list(k.base, k.plural, scope, label_selector=k.selector) for k in self._kinds
+            k.name: await kube.list(k.base, k.plural, scope, label_selector=k.selector, keep=brief)
+            for k in self._kinds
         }  # fmt: skip
         if scope not in self._health.scopes:
             for k in self._kinds:
@@ -300,7 +301,7 @@ class Comparer:
     def _take(
         self,
         kind: _Kind,
-        lists: list[tuple[int, list[dict[str, Any]]]],
+        lists: list[tuple[int, list[Mapping[str, Any]]]],
         scopes: frozenset[str | None],
         *,
         watched: bool,
