@@ -57,6 +57,10 @@ class Proxy:
         self._losing: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def leads_to(self, host: str, port: int) -> None:
+        """New connections go there."""
+        self._target = (host, port)
+
     def reset(self) -> None:
         """Cuts every open connection with a reset."""
         connections, self._open = self._open, []

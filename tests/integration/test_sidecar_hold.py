@@ -17,6 +17,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from tests.chaos.proxy import FaultyProxy
 
 from leasedjob import protocol
 from leasedjob.lease.rows import Outcome
@@ -135,6 +136,22 @@ async def test_sessions_that_are_ended_all_the_time_cost_nothing(
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (pods.user,))
     pod.await_beats(1)
     assert pod.end().seen is Seen.LEASED
+
+
+async def test_a_connection_that_a_firewall_forgot_costs_no_lease(
+    pods: Pods, minute: datetime, database: Database
+) -> None:
+    """No packet of the open connection arrives any more, and nobody is told; a new one works."""
+    with FaultyProxy(database.server.address, database.server.port) as network:
+        pod = await pods.pod(minute, SHORT)
+        pod.proxy.leads_to("127.0.0.1", network.port)
+        pod.adopt_and_hold()
+        pod.await_beats(1)
+        network.strand()
+        view = pod.await_beats(2, seconds=60)
+        assert view["heartbeats"]["failed"] >= 1
+        assert pod.probe() == 200
+        assert pod.end().seen is Seen.LEASED
 
 
 # --- frozen, killed, restarted ---------------------------------------------------------------------------------------
