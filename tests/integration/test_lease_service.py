@@ -72,14 +72,14 @@ async def test_a_row_that_is_locked_for_two_lease_lengths(jobs: Jobs, database: 
         lock_row(stranger, "job_scheduler", "id", lease.id)
         locked = time.monotonic()
         assert lease.lost.wait(60)
-        stranger.execute("SELECT pg_sleep(%s)", (max(0.0, 2.2 - (time.monotonic() - locked)),))
+        stranger.execute("SELECT pg_sleep(%s)", (max(0.0, 4.1 - (time.monotonic() - locked)),))
         rivals.append(SyncJobSchedulerService(database.dsn).acquire(options()))
         stranger.close()
         lock.set()
         lease.raise_if_lost()
 
     with pytest.raises(LostJobLeaseError, match="in time"):
-        await jobs.run_exclusive(options(lease_ms=1_100, heartbeat_ms=100), work)
+        await jobs.run_exclusive(options(lease_ms=2_000, heartbeat_ms=100), work)
     assert await asyncio.to_thread(lock.wait, 60)
     assert rivals == [JobNotAcquired(reason=NotAcquired.HELD)]
     assert (await jobs.acquire(options())).attempt == 2
@@ -112,7 +112,7 @@ async def test_a_success_that_can_not_be_recorded_is_a_clear_error_and_leaves_no
         strangers.append(stranger)
 
     with pytest.raises(DatabaseUnavailableError, match=r"has ended.* may be repeated.*locked elsewhere"):
-        await jobs.run_exclusive(options(lease_ms=500, heartbeat_ms=100), work)
+        await jobs.run_exclusive(options(lease_ms=2_000, heartbeat_ms=100), work)
     strangers[0].rollback()
     assert (await jobs.acquire(options())).attempt == 2
 
@@ -176,7 +176,7 @@ async def test_heartbeats_that_fail_for_any_reason_are_tried_again_until_trust_i
         lease.raise_if_lost()
 
     with pytest.raises(LostJobLeaseError, match=r"in time"):
-        await jobs.run_exclusive(options(lease_ms=1_000, heartbeat_ms=100), work)
+        await jobs.run_exclusive(options(lease_ms=2_000, heartbeat_ms=100), work)
 
 
 # --- lost answers ----------------------------------------------------------------------------------------------------
