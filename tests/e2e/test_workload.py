@@ -111,7 +111,7 @@ def test_a_deleted_pod_s_command_is_drained_and_the_next_attempt_succeeds(
 
 
 SERVICE = """
-import asyncio, time
+import asyncio, sys, time
 from leasedjob.workload import *
 
 async def main():
@@ -122,7 +122,8 @@ async def main():
         await asyncio.to_thread(run.complete, {"attempts": run.attempt})
         return
     def mark(what):
-        print(what, time.time(), flush=True)
+        sys.stdout.write(f"{what} {time.time()}\\n")  # at once: several threads write
+        sys.stdout.flush()
     state.signal.call(lambda: mark("notice"))
     state.stopping.call(lambda: mark("stop"))
     async def iterate():

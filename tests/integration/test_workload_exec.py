@@ -239,7 +239,7 @@ async def test_a_failure_is_recorded_with_its_code_and_the_end_of_stderr(
     process = run.leasedjob("exec", "--", sys.executable, "-c", program, env=beside(pod))
     assert process.wait() == 3
     assert pod.row()["status"] == "RUNNING", "recorded when the workload has ended"
-    testimony = pod.end()
+    testimony = pod.end(seconds=LONG)
     assert (testimony.seen, testimony.outcome, testimony.recorded) == (Seen.REPORTED, "fail", True)
     row = pod.row()
     assert (row["status"], row["failures"]) == ("FAIL", 1)
@@ -265,14 +265,14 @@ async def test_a_success_that_is_not_the_runs_is_not_reported(
     pod.adopt_and_hold()
     assert run.leasedjob("exec", *options, "--", "true", env=beside(pod, containers)).wait() == 0
     assert pod.view()["outcome"] is None
-    assert pod.end().seen is Seen.LEASED
+    assert pod.end(seconds=LONG).seen is Seen.LEASED
 
 
 async def test_a_command_that_can_t_be_started_has_failed(run: Processes, pods: Pods, minute: datetime) -> None:
     pod = await pods.pod(minute, CALM)
     pod.adopt_and_hold()
     assert run.leasedjob("exec", "--", "no-such-command", env=beside(pod)).wait() == 127
-    pod.end()
+    pod.end(seconds=LONG)
     assert pod.row()["data"]["error"] == "no-such-command: No such file or directory"
 
 
@@ -292,7 +292,7 @@ async def test_a_stopped_command_reports_nothing_whatever_its_code(
         end.touch()
         assert process.wait() == code
         assert pod.view()["outcome"] is None
-    assert pod.end().seen is Seen.LEASED
+    assert pod.end(seconds=LONG).seen is Seen.LEASED
 
 
 async def test_a_lost_lease_stops_the_command_at_once(
@@ -312,7 +312,7 @@ async def test_a_lost_lease_stops_the_command_at_once(
     (tmp_path / "end").touch()
     assert process.wait() == 0, "its own code; the sidecar's testimony says what it is worth"
     assert "stopped: lease lost (a stop was requested" in process.err
-    assert pod.end().seen is Seen.FENCED
+    assert pod.end(seconds=LONG).seen is Seen.FENCED
 
 
 async def test_the_drain_notice_is_a_second_path_to_a_stop(
@@ -360,5 +360,5 @@ async def test_a_sidecar_that_is_restarted_hears_the_report(run: Processes, pods
     assert not process.ended()
     pod.begin_hold()
     assert process.wait() == 9
-    pod.end()
+    pod.end(seconds=LONG)
     assert pod.row()["data"]["exitCode"] == 9

@@ -69,7 +69,7 @@ class TestBesideASidecar:
         assert (row["status"], row["data"]) == ("SUCCESS", {"rows": 42, "bad": "a\ufffdb"})
         with pytest.raises(OutcomeRefusedError):
             await asyncio.to_thread(run_in(pod).fail, "another process says otherwise")
-        assert pod.end().seen is Seen.REPORTED
+        assert pod.end(seconds=LONG).seen is Seen.REPORTED
 
     @pytest.mark.parametrize("outcome", ["fail", "release"])
     async def test_what_makes_it_claimable_is_recorded_at_the_end(
@@ -81,7 +81,7 @@ class TestBesideASidecar:
         say = {"fail": lambda: run.fail(OSError("no route")), "release": lambda: run.release({"at": 17})}[outcome]
         await asyncio.to_thread(say)
         assert pod.row()["status"] == "RUNNING"
-        pod.end()
+        pod.end(seconds=LONG)
         row = pod.row()
         data = {"fail": {"error": "no route", "type": "OSError"}, "release": {"at": 17, "released": True}}[outcome]
         assert (row["outcome"], row["data"]) == (outcome, data)

@@ -209,7 +209,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/notice":
             state.notice("preStop")
         elif self.path == "/work":
-            print("working")
+            sys.stdout.write("working\\n")  # at once: others write, too
             while not os.path.exists(end):
                 time.sleep(0.02)
         self.send_response(status)

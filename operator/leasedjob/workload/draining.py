@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from leasedjob.workload.sidecar import Sidecar, View
 
 _log: Final = logging.getLogger("leasedjob.workload")
-FIRST_LOOK_SECONDS: Final = 2.0
+FIRST_LOOK_SECONDS: Final = 5.0
 _HANDLED: Final = 0x80  # marks what a handler wrote, beside what the C part of Python wrote
 
 

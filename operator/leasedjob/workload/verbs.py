@@ -32,7 +32,7 @@ EXEC: Final = "exec"
 RUN_EXCLUSIVE: Final = "run-exclusive"
 ENV_URL: Final = "LEASEDJOB_DATABASE_URL"
 DEFAULT_DIRECTORY: Final = "/etc/leasedjob/database"
-FIRST_LOOK_SECONDS: Final = 2.0
+FIRST_LOOK_SECONDS: Final = 5.0
 REPORT_SECONDS: Final = 40.0
 LEAST_REPORT_SECONDS: Final = 1.0
 
