@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,10 +17,6 @@ from leasedjob.workload.phases import Outcome, PhaseReport
 
 # What must be cut off is cut off soon; nothing that has to end within it takes any time.
 SHORT = ShutdownBudget(total=50, pre_stop=0, http=0.5, intervals=0.5, background=0.5, consumers=10, pools=5)
-
-
-def never(_code: int) -> None:
-    raise AssertionError("the process was ended by force")
 
 
 class Exit:
@@ -33,6 +29,14 @@ class Exit:
     def __call__(self, code: int) -> None:
         self.codes.append(code)
         self.called.set()
+
+
+@pytest.fixture
+def never() -> Iterator[Exit]:
+    """An exit that the test must not take. The budget goes on after it: what comes then is no fault of the test."""
+    exit = Exit()
+    yield exit
+    assert exit.codes == [], "the process was ended by force"
 
 
 class Stubborn:
@@ -56,7 +60,7 @@ class Stubborn:
         return ["row 17", "row 18"]
 
 
-async def test_parts_are_stopped_in_order_and_the_pool_last() -> None:
+async def test_parts_are_stopped_in_order_and_the_pool_last(never: Exit) -> None:
     state = ShutdownState()
     order: list[str] = []
 
@@ -81,7 +85,7 @@ async def test_parts_are_stopped_in_order_and_the_pool_last() -> None:
     ]
 
 
-async def test_what_is_cut_off_is_named_and_the_rest_still_runs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_cut_off_is_named_and_the_rest_still_runs(caplog: pytest.LogCaptureFixture, never: Exit) -> None:
     state, relay, closed = ShutdownState(), Stubborn(), threading.Event()
     with caplog.at_level(logging.INFO, "leasedjob.workload"):
         async with GracefulShutdown(state, SHORT, exit=never) as shutdown:
@@ -100,7 +104,9 @@ async def test_what_is_cut_off_is_named_and_the_rest_still_runs(caplog: pytest.L
     assert "dropped: row 17, row 18" in line
 
 
-async def test_a_part_that_raises_is_named_and_the_rest_still_runs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_part_that_raises_is_named_and_the_rest_still_runs(
+    caplog: pytest.LogCaptureFixture, never: Exit
+) -> None:
     state, closed = ShutdownState(), threading.Event()
 
     def fails() -> None:
@@ -115,7 +121,7 @@ async def test_a_part_that_raises_is_named_and_the_rest_still_runs(caplog: pytes
     assert "http: api failed: OSError: no route" in caplog.text
 
 
-async def test_the_iteration_in_flight_is_awaited_before_the_pool_closes() -> None:
+async def test_the_iteration_in_flight_is_awaited_before_the_pool_closes(never: Exit) -> None:
     state = ShutdownState()
     intervals = IntervalRegistry(state)
     began, go_on = asyncio.Event(), asyncio.Event()
@@ -159,7 +165,7 @@ async def test_a_call_that_blocks_the_loop_keeps_nothing_else_from_ending(caplog
     assert "never begun: nothing" in words
 
 
-def test_a_program_without_a_loop() -> None:
+def test_a_program_without_a_loop(never: Exit) -> None:
     state = ShutdownState()
     order: list[str] = []
 
@@ -174,14 +180,27 @@ def test_a_program_without_a_loop() -> None:
     assert order == ["a coroutine, too", "pool"]
 
 
-def test_leaving_the_block_is_a_stop() -> None:
+def test_leaving_the_block_is_a_stop(never: Exit) -> None:
     state, closed = ShutdownState(), threading.Event()
     with GracefulShutdown(state, exit=never) as shutdown:
         shutdown.on_stop(Phase.POOLS, "pool", closed.set)
     assert (closed.is_set(), state.reason) == (True, "the program ends")
 
 
-def test_several_stops_are_one() -> None:
+def test_a_program_that_goes_on_after_the_block_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    exit, budget = Exit(), ShutdownBudget(total=1.5, pre_stop=0, sidecar=1, **{phase.value: 0.1 for phase in Phase})
+    with GracefulShutdown(ShutdownState(), budget, exit=exit):
+        pass
+    assert not exit.called.wait(1.5)
+
+    state = ShutdownState()
+    with GracefulShutdown(state, budget, exit=exit):
+        state.begin("SIGTERM")
+    assert exit.called.wait(60), "the Pod is stopped: whatever keeps the program from ending is in the way"
+    assert "the program goes on" in caplog.text
+
+
+def test_several_stops_are_one(never: Exit) -> None:
     state = ShutdownState()
     calls: list[int] = []
     with GracefulShutdown(state, exit=never) as shutdown:
@@ -192,7 +211,7 @@ def test_several_stops_are_one() -> None:
     assert calls == [1]
 
 
-def test_nothing_is_added_once_a_stop_has_begun() -> None:
+def test_nothing_is_added_once_a_stop_has_begun(never: Exit) -> None:
     state = ShutdownState()
     with GracefulShutdown(state, exit=never) as shutdown:
         shutdown.on_stop(Phase.POOLS, "pool", lambda: None)
@@ -209,11 +228,11 @@ class TestBudgetOfThePod:
         state.grace, state.pre_stop = grace, pre_stop
         return state
 
-    def test_the_default_is_shortened_to_fit(self) -> None:
+    def test_the_default_is_shortened_to_fit(self, never: Exit) -> None:
         with GracefulShutdown(self.of(30, 5), exit=never) as shutdown:
             assert shutdown._state.budget == ShutdownBudget.within(30, 5)
 
-    def test_one_of_its_own_that_does_not_fit_is_refused_at_the_start(self) -> None:
+    def test_one_of_its_own_that_does_not_fit_is_refused_at_the_start(self, never: Exit) -> None:
         with pytest.raises(InvalidShutdownBudgetError, match=r"60 s with 10 s of preStop, but .* 30 and 5"):
             GracefulShutdown(self.of(30, 5), ShutdownBudget(), exit=never).__enter__()
 

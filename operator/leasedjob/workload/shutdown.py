@@ -121,6 +121,7 @@ class GracefulShutdown:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done = AbortSignal()
+        self._left = False  # by itself, with no stop: whatever the program does then is its own affair
         self._thread: threading.Thread | None = None
 
     # --- what is to be stopped ---
@@ -166,7 +167,7 @@ class GracefulShutdown:
 
     def __exit__(self, *_: object) -> None:
         """Leaving begins the stop if none has, and waits for its end."""
-        self._shutdown.begin("the program ends")
+        self._left = self._shutdown.begin("the program ends")
         self._done.wait()
 
     async def __aenter__(self) -> Self:
@@ -177,7 +178,7 @@ class GracefulShutdown:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._shutdown.begin("the program ends")
+        self._left = self._shutdown.begin("the program ends")
         await self._done
 
     def _start(self) -> None:
@@ -288,6 +289,8 @@ class GracefulShutdown:
 
     def _force(self, action: Force) -> None:
         """The budget is over: last words, for a second at most, since even a log can hang."""
+        if self._left and self._done.is_set():
+            return
         budget = self._state.budget
         threads = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
         text = "shutdown: the budget of {:g} s is over; cut off: {}; never begun: {}{}; the process ends now".format(
