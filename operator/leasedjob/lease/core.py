@@ -372,6 +372,7 @@ def keep(
     Whatever a beat fails with, another one may reach the database while the lease is trusted.
     """
     trouble = ""
+    trust.beaten(trust.sent, jitter())
     while True:
         yield Pause(trust.wait(clock()))
         now = clock()
@@ -393,4 +394,4 @@ def keep(
         elif row["stop_requested"]:
             return "the run was asked to stop"
         else:
-            trust.beaten(now)
+            trust.beaten(now, jitter())

@@ -39,6 +39,7 @@ class Trust:
     sent: float  # when the request was sent that extended the lease last
     retry_at: float | None = None  # a beat has failed: when to try again
     failed: int = 0
+    early: float = 0.0  # by how much the next beat comes before it is due
 
     @property
     def until(self) -> float:
@@ -50,7 +51,7 @@ class Trust:
 
     def wait(self, now: float) -> float:
         """Seconds until the next beat, or until trust is over."""
-        due = self.until if self.interval == 0 else self.sent + self.interval
+        due = self.until if self.interval == 0 else self.sent + self.interval - self.early
         if self.retry_at is not None:
             due = self.retry_at
         return max(0.0, min(due, self.until) - now)
@@ -61,9 +62,10 @@ class Trust:
         left = max(0.001, self.until - now)
         return max(left / 2, min(left, 1.0))
 
-    def beaten(self, sent: float) -> None:
-        """The database has extended the lease by a request that was sent then."""
-        self.sent, self.retry_at, self.failed = sent, None, 0
+    def beaten(self, sent: float, jitter: float) -> None:
+        """The database has extended the lease by a request that was sent then. The next beat comes up to a tenth of the
+        interval early, so that leases of one tick don't beat together for ever."""
+        self.sent, self.retry_at, self.failed, self.early = sent, None, 0, self.interval * 0.1 * jitter
 
     def missed(self, now: float, jitter: float) -> None:
         """A beat has failed: the next one comes soon, and not in step with others'."""

@@ -1,4 +1,4 @@
-"""Heartbeats while a stranger's open transaction holds vacuum back: the versions of an hour, made at once."""
+"""Heartbeats of many leases: while an open transaction holds vacuum back for an hour, and 2,000 over 20 connections."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import time
 from statistics import quantiles
 
 import pytest
+from bench import report
+from bench.measures import beats
+from bench.model import Scale
 
 from leasedjob.lease import JobAcquireOptions, JobLease, JobSchedulerService
 from leasedjob.lease.database import Pool
@@ -40,8 +43,13 @@ async def test_an_hour_of_versions_leaves_heartbeats_fast(database: Database) ->
             took = await asyncio.gather(*map(beat, held))
     late = quantiles(took, n=100)[98]
     (size,) = database.rows("SELECT pg_table_size('leasedjob.job_scheduler') AS bytes")
-    (stat,) = database.rows(
-        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'job_scheduler'"
-    )
+    (stat,) = database.rows("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'job_scheduler'")
     print(f"p99 {late * 1000:.0f} ms, {size['bytes'] / 2**20:.0f} MiB, {stat}")
     assert late < INTERVAL / 2
+
+
+def test_two_thousand_leases_on_twenty_connections_beat_in_time() -> None:
+    """No heartbeat is late by more than a tenth of its interval; no lease is lost."""
+    result = beats.measure(Scale())
+    print(report.table(result))
+    assert all(aim.met for aim in result.aims)
