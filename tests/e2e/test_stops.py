@@ -319,8 +319,14 @@ def test_a_deletion_before_the_sidecars_have_started_needs_no_grace_period(
         first = kubectl.wait("adopt runs", adopting, timeout=60)
         kubectl.wait("the init container runs", lambda: read(own(marks, "preparing"), 1), timeout=60)
         second = next(p for p in kubectl.items("pods") if p["metadata"]["name"] != first["metadata"]["name"])
-        # adopt asks again and again; one refusal is in its log when it has begun to.
-        kubectl.wait("adopt is kept waiting", lambda: "locked" in adopt_log(kubectl, first), timeout=30)
+        # adopt asks again and again; one refusal is in its log when it has begun to. A call that hangs is given up
+        # after 20 s.
+        try:
+            kubectl.wait("adopt is kept waiting", lambda: "locked" in adopt_log(kubectl, first), timeout=40)
+        except AssertionError as error:
+            sessions = db.execute("SELECT pid, usename, state, wait_event, query FROM pg_stat_activity").fetchall()
+            said_so = [adopt_log(kubectl, first), *map(str, sessions)]
+            raise AssertionError("\n".join([str(error), *said_so])) from error
         asked = time.monotonic()
         kubectl("delete", "pod", first["metadata"]["name"], second["metadata"]["name"], "--wait=false")
         for pod in (first, second):
