@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from leasedjob.lease.rows import Outcome
+from leasedjob.lease import SyncJobSchedulerService
+from leasedjob.lease.rows import AdoptVerdict, Outcome
 from tests.controller.control_plane import Bench, Kubelet, wait_until
 
 pytestmark = [pytest.mark.integration]
@@ -131,6 +132,33 @@ def test_a_tick_that_succeeded_a_moment_ago_is_refused_and_the_one_that_ran_it_s
     for run in (first, followed):
         assert status_when(bench, run, "Refused", "Succeeded")["phase"] == "Succeeded"
     assert len(bench.rows("job")) == 1
+
+
+def test_a_tick_whose_records_were_deleted_is_refused_and_the_schedule_goes_on(bench: Bench) -> None:
+    bench.apply("job", schedule=DAILY)
+    operator = bench.operator()
+    ticks = [(datetime.now(UTC) - timedelta(days=n)).strftime("%Y-%m-%dT03:00:00Z") for n in (3, 2)]
+    for tick in ticks:
+        done = asked(bench, "job", tick)
+        kubelet = Kubelet(bench, bench.pod_for("job"))
+        kubelet.run()
+        kubelet.end(0)
+        status_when(bench, done, "Succeeded")
+        bench.gone(kubelet.pod)
+    jobs = SyncJobSchedulerService(bench.postgres.conninfo(bench.database))
+    jobs._settle_seconds = 0.0
+    (pruned,) = jobs.prune(timedelta(microseconds=1), keep_last=1)
+    assert pruned.rows == 1
+    before = bench.status("job")["lastSuccessfulTime"]
+    operator.stop()
+    bench.operator("op-2")
+    status = status_when(bench, asked(bench, "job", ticks[0]), "Refused")
+    assert status["reason"] == "Pruned"
+    assert status_when(bench, asked(bench, "job", ticks[1]), "Refused")["reason"] == "AlreadySucceeded"
+    assert bench.status("job")["lastSuccessfulTime"] == before
+    bench.patch("job", schedule="* * * * *")
+    kubelet = Kubelet(bench, bench.pod_for("job", seconds=120))
+    assert kubelet.run().verdict is AdoptVerdict.ADOPTED
 
 
 def test_pods_that_are_refused_again_and_again_are_one_event_with_a_count(bench: Bench) -> None:
