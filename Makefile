@@ -88,7 +88,10 @@ soak: $(VENV) ## The long variants of the tests: hours; what they measure is pri
 	exit $$code
 
 # --- the test cluster ------------------------------------------------------------------------------------------------------
-.PHONY: cluster-up cluster-down
+.PHONY: programs cluster-up cluster-down
+programs: $(VENV) ## Build Kubernetes' programs into the cache: minutes the first time
+	@$(CLUSTER) build
+
 cluster-up: $(VENV) ## Bring the test cluster up, with PostgreSQL and the images
 	@$(CLUSTER) up $(TEST_CLUSTER)
 	@$(CLUSTER) postgres $(TEST_CLUSTER)

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cluster import database, lifecycle, packages, source
+from tests.cluster import binaries, database, lifecycle, packages, source
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError, Progress, fail
@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     verb("down", "remove a cluster; nothing happens where there is none")
     verb("status", "show clusters and whether they are healthy")
     verb("kubeconfig", "print the path of a running cluster's kubeconfig")
+    build = verbs.add_parser("build", help="build Kubernetes' programs into the cache, or wait for whoever does")
+    build.add_argument("module", nargs="*", help="some of etcd, kube, containerd, helm, dns, pause; default: all")
     tool = verbs.add_parser("pgbouncer", help="put PgBouncer into a folder, without installing it; prints its path")
     tool.add_argument("folder", type=Path)
     tool = verbs.add_parser("postgresql15", help="the same with PostgreSQL 15; prints the folder of its programs")
@@ -84,6 +86,11 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
         case "status":
             for node in lifecycle.find_all(cache):
                 print(f"{node.name}\t{'healthy' if lifecycle.healthy(node) else 'not healthy'}\t{node.kubeconfig}")
+        case "build":
+            modules = {module.folder: module for module in binaries.ALL}
+            if unknown := set(options.module) - set(modules):
+                raise ClusterError(f"no such module: {', '.join(sorted(unknown))}; there are {', '.join(modules)}")
+            binaries.ensure(cache, progress, tuple(modules[name] for name in options.module) or binaries.ALL)
         case "pgbouncer":
             print(packages.pgbouncer(options.folder, cache, progress))
         case "postgresql15":
