@@ -21,8 +21,9 @@ class Process:
     """A process whose output is read as it comes."""
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        # A shell starts what it puts in the background with SIGINT and SIGQUIT ignored, also these tests.
         self._popen = subprocess.Popen(
-            words,
+            ["env", "--default-signal=INT,QUIT", *words],
             env=environment(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
