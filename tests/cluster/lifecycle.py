@@ -340,13 +340,23 @@ def down(cache: Cache, name: str, progress: Progress) -> None:
         _remove(node)
         with _locked(cache, "numbers"):
             if not find_all(cache) and _link_exists(onenode.HOST_BRIDGE) and not _other_links():
-                _all([["ip", "link", "del", onenode.HOST_BRIDGE]], node)
+                _delete_link(onenode.HOST_BRIDGE, node)
         progress.say(f"cluster {name} is removed")
 
 
 def _other_links() -> bool:
     """Whether clusters of another cache folder still use the host's fixed address."""
     return any(_link_exists(f"lj{i}") for i in range(1, 251))
+
+
+def _delete_link(link: str, node: Node) -> None:
+    """A veth may go by itself at any moment, with the network namespace at its other end."""
+    if _link_exists(link):
+        try:
+            _all([["ip", "link", "del", link]], node)
+        except ClusterError:
+            if _link_exists(link):
+                raise
 
 
 def _remove(node: Node) -> None:
@@ -382,8 +392,7 @@ def _remove(node: Node) -> None:
                 raise ClusterError(f"cgroups of cluster {node.name} can't be removed: {error}") from error
             time.sleep(0.1)
     # By name: a TCP connection without a peer can keep a dead network namespace, and its veth, alive for minutes.
-    if _link_exists(node.link):
-        _all([["ip", "link", "del", node.link]], node)
+    _delete_link(node.link, node)
     _all([["rm", "-rf", "--one-file-system", str(node.folder)]], node)
 
 

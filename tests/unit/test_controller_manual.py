@@ -206,6 +206,12 @@ class TestStatus:
         """The database's clock is a minute behind the API server's."""
         assert status(b.run_body(created=60), row)["phase"] == phase
 
+    def test_who_took_an_attempt_over_is_not_forgotten_by_a_replica_that_has_not_seen_it(self) -> None:
+        told = status(run=own(attempt=1, pod_uid="p", pod_name="now-1", holder="c/n/now-1"))
+        assert status(b.run_body(status=told), own(attempt=1))["podName"] == "now-1"
+        assert status(b.run_body(status=told), own(attempt=1))["holder"] == "c/n/now-1"
+        assert "podName" not in status(b.run_body(status=told), own(attempt=2))
+
     def test_the_condition_keeps_its_transition_time(self) -> None:
         before = status(run=own())
         body = b.run_body(status=before)

@@ -163,11 +163,13 @@ def status(
         succeeded = run.status is JobSchedulerStatus.SUCCESS
         already = RequestReason.ALREADY_SUCCEEDED if succeeded else RequestReason.ALREADY_FAILED
         return _with(old, meta, "Refused", already, SAID[already], now, facts)
+    # The other replica may have seen already who adopted this attempt.
+    seen = old if old.get("attempt") == run.attempt else {}
     facts |= {
         "attempt": run.attempt,
         "start_time": run.started_at,
-        "pod_name": run.pod_name,
-        "holder": run.holder or None,
+        "pod_name": run.pod_name or seen.get("podName"),
+        "holder": run.holder or seen.get("holder"),
     }
     if run.status is JobSchedulerStatus.SUCCESS:
         return _with(old, meta, "Succeeded", RequestReason.COMPLETED, "", now, facts, run.finished_at)
