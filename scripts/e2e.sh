@@ -30,7 +30,7 @@ code=0
 part() {
     local failed=0
     # shellcheck disable=SC2086  # PYTEST holds options
-    "$BIN/pytest" -q tests/e2e --reruns 1 --timeout 600 "$@" ${PYTEST:-} || failed=$?
+    "$BIN/pytest" -q tests/e2e --reruns 1 -rR --timeout 600 "$@" ${PYTEST:-} || failed=$?
     # 5: no test was selected, which is no failure where PYTEST narrows the choice.
     [ "$failed" = 0 ] || { [ "$failed" = 5 ] && [ -n "${PYTEST:-}" ]; } || code=$failed
 }
