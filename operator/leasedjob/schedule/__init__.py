@@ -1,6 +1,6 @@
 """Schedules: the cron dialect, time zones, clock changes, and what is due after a gap. Pure.
 
-Preview, validator and firing are one function: `Schedule.next`.
+Preview, validator and firing are one function: `Schedule.next`. An object's schedules together are a `Timetable`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,31 @@ from leasedjob.schedule.due import (
     Ticks,
     ticks_due,
 )
-from leasedjob.schedule.evaluation import ClockChangePolicy, Schedule
+from leasedjob.schedule.evaluation import ClockChangePolicy, ClockEffect, Schedule
+from leasedjob.schedule.timetable import MAX_JITTER_SECONDS, MAX_SCHEDULES, Timetable
+from leasedjob.schedule.upcoming import Upcoming, preview
 from leasedjob.schedule.zones import DEFAULT_ZONE, ClockChange, clock_changes, load_zone, zone_names
 
 __all__ = [
     "DEFAULT_LIMIT",
     "DEFAULT_ZONE",
     "MACROS",
+    "MAX_JITTER_SECONDS",
+    "MAX_SCHEDULES",
     "ClockChange",
     "ClockChangePolicy",
+    "ClockEffect",
     "DueTicks",
     "MissedRunPolicy",
     "Schedule",
     "TickRange",
     "TickReason",
     "Ticks",
+    "Timetable",
+    "Upcoming",
     "clock_changes",
     "load_zone",
+    "preview",
     "ticks_due",
     "zone_names",
 ]

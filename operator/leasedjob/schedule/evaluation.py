@@ -28,8 +28,8 @@ _MINUTE: Final = timedelta(minutes=1)
 _DAY: Final = timedelta(days=1)
 _FIRST_YEAR: Final = 2  # a year of room at both ends of what datetime can hold
 _LAST_YEAR: Final = 9998
-_MAX_GAP: Final = timedelta(days=20_000)  # the longest gap that is counted; more than 54 years
-_END: Final = datetime(_LAST_YEAR, 12, 31, tzinfo=UTC)
+MAX_GAP: Final = timedelta(days=20_000)  # the longest gap that is counted; more than 54 years
+END: Final = datetime(_LAST_YEAR, 12, 31, tzinfo=UTC)
 _LENGTHS: Final = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EVERY_SEVENTH: Final = sum(1 << n for n in range(0, 35, 7))
 
@@ -39,6 +39,15 @@ class ClockChangePolicy(StrEnum):
 
     RunOnce = "RunOnce"  # runs exactly once: first instant after the gap, first of two occurrences
     Kubernetes = "Kubernetes"  # as CronJob does: a skipped time is not run, a repeated one is run twice
+
+
+class ClockEffect(StrEnum):
+    """What a clock change makes of a tick."""
+
+    MovedAfterGap = "MovedAfterGap"  # RunOnce: its local time is skipped, it runs at the first instant after the gap
+    FirstOfRepeated = "FirstOfRepeated"  # RunOnce: its local time comes twice, it runs at the first occurrence only
+    Doubled = "Doubled"  # Kubernetes: one of the two runs of a local time that comes twice
+    Displaced = "Displaced"  # Kubernetes: CronJob's search comes to a time that the schedule doesn't name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,7 @@ class Schedule:
 
     def previous(self, before_or_at: datetime) -> datetime | None:
         """The latest tick at or before `before_or_at`; None if there is none."""
-        before_or_at = min(_utc(before_or_at), _END)
+        before_or_at = min(_utc(before_or_at), END)
         if before_or_at.year <= _FIRST_YEAR:
             return None
         if self.policy is ClockChangePolicy.RunOnce and not self.fields.real_time:
@@ -133,8 +142,8 @@ class Schedule:
         20,000 days only the last ones are counted, and the number is "at least". Under the policy Kubernetes the ticks
         are counted by their fields, without what CronJob's search makes of a clock change at midnight.
         """
-        after, through = _utc(after), min(_utc(through), _END)
-        start = max(after, through - _MAX_GAP)
+        after, through = _utc(after), min(_utc(through), END)
+        start = max(after, through - MAX_GAP)
         if start >= through:
             return 0, True
         once = self.policy is ClockChangePolicy.RunOnce and not self.fields.real_time
@@ -150,12 +159,48 @@ class Schedule:
         if self.policy is not ClockChangePolicy.Kubernetes or self.fields.real_time:
             return ()
         found: list[datetime] = []
-        for change in zones.clock_changes(self._zone, _utc(after), min(_utc(through), _END)):
+        for change in zones.clock_changes(self._zone, _utc(after), min(_utc(through), END)):
             at = change.at.replace(tzinfo=None)
             wall = self._wall_after(at + change.before - _MINUTE)
             if wall is not None and wall < at + change.after:
                 found.append(wall)
         return tuple(found)
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return self._zone
+
+    def days_due(self, year: int, month: int) -> int:
+        """The days of a month that the fields name, bit n for day n."""
+        return self._days(year, month) if self.fields.months >> month & 1 else 0
+
+    @property
+    def minutes_due(self) -> int:
+        """The minutes of a day that the fields name, bit n for the n-th minute."""
+        return sum(self.fields.minutes << 60 * hour for hour in range(24) if self.fields.hours >> hour & 1)
+
+    def clock_effect(self, tick: datetime) -> tuple[ClockEffect, datetime] | None:
+        """What a clock change has made of this tick, with the local time (naive) that the schedule names for it.
+
+        None where clocks change nothing, or the schedule follows real time.
+        """
+        tick = _utc(tick)
+        local = tick.astimezone(self._zone)
+        wall = local.replace(tzinfo=None, fold=0)
+        once = self.policy is ClockChangePolicy.RunOnce
+        if not once and self._wall_at_or_before(wall) != wall:
+            return ClockEffect.Displaced, wall
+        if self.fields.real_time:
+            return None
+        offsets = zones.offsets_of(self._zone, wall)
+        if offsets[0] > offsets[1]:
+            return (ClockEffect.FirstOfRepeated if once else ClockEffect.Doubled), wall
+        before = zones.offset_at(self._zone, tick - timedelta(seconds=1))
+        if once and before < offsets[0]:
+            skipped = self._wall_after(tick.replace(tzinfo=None) + before - _MINUTE)
+            if skipped is not None and skipped < wall:
+                return ClockEffect.MovedAfterGap, skipped
+        return None
 
     # --- ticks by wall time -------------------------------------------------------------------------------------------
 
