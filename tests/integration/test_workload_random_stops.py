@@ -38,6 +38,36 @@ with psycopg.connect(os.environ["LEASEDJOB_DATABASE_URL"]) as connection:
         checkpoints.save(connection, item + 1)
         connection.commit()
 """
+# The same by Cascade, on both kinds of connections in turn.
+CASCADE = f"""
+import asyncio, os, sys, psycopg
+from leasedjob.workload import *
+state = ShutdownState.listening()
+run = current_run()
+url = os.environ["LEASEDJOB_DATABASE_URL"]
+def synchronous():
+    cascade = Cascade(run, state)
+    with GracefulShutdown(state) as shutdown, psycopg.connect(url) as connection:
+        shutdown.add(cascade)
+        print("begins", run.has_checkpoint(connection), flush=True)
+        for item in cascade.items(connection, range({ITEMS})):
+            with item as number:
+                connection.execute("INSERT INTO done VALUES (%s, %s)", (number, run.fencing_token))
+                connection.execute("SELECT pg_sleep(0.01)")
+async def asynchronous():
+    cascade = AsyncCascade(run, state)
+    async with GracefulShutdown(state) as shutdown, await psycopg.AsyncConnection.connect(url) as connection:
+        shutdown.add(cascade)
+        print("begins", await run.has_checkpoint(connection), flush=True)
+        async for item in cascade.items(connection, range({ITEMS})):
+            async with item as number:
+                await connection.execute("INSERT INTO done VALUES (%s, %s)", (number, run.fencing_token))
+                await connection.execute("SELECT pg_sleep(0.01)")
+try:
+    asyncio.run(asynchronous()) if run.attempt % 2 else synchronous()
+except DrainingError:
+    sys.exit(3)
+"""
 # The checkpoint in a transaction of its own, before the work's: what is killed in between is lost.
 FORBIDDEN = f"""
 import os, sys, time, psycopg
@@ -104,13 +134,13 @@ def items(database: Database) -> list[int]:
 def in_step(database: Database) -> bool:
     """The checkpoint and the work agree."""
     (row,) = database.rows(  # in one statement: the last commit of a process that was killed may still be under way
-        "SELECT coalesce((SELECT data::int FROM leasedjob_checkpoint), 0) AS next,"
+        "SELECT coalesce((SELECT coalesce(data->>'done', data::text)::int FROM leasedjob_checkpoint), 0) AS next,"
         "       coalesce((SELECT array_agg(item ORDER BY item) FROM done), '{}') AS items"
     )
     return bool(row["items"] == list(range(row["next"])))
 
 
-@pytest.mark.parametrize("attempts", [WORK], indirect=True)
+@pytest.mark.parametrize("attempts", [WORK, CASCADE], ids=["checkpoints", "cascade"], indirect=True)
 @pytest.mark.parametrize("stops", [10, pytest.param(50, marks=pytest.mark.soak)])
 def test_at_random_instants_nothing_is_lost_or_doubled(
     attempts: Attempts, empty_database: Database, stops: int
@@ -126,7 +156,8 @@ def test_at_random_instants_nothing_is_lost_or_doubled(
         process.signal(chance.choice([signal.SIGTERM, signal.SIGKILL]))
         assert process.wait() in (0, 3, -signal.SIGTERM, -signal.SIGKILL), process.err
         assert in_step(empty_database)
-    assert attempts.start().wait() == 0
+    last = attempts.start()
+    assert last.wait() == 0, last.err
     assert items(empty_database) == list(range(ITEMS))
     tokens = [row["token"] for row in empty_database.rows("SELECT token FROM done ORDER BY item")]
     assert tokens == sorted(tokens), "an attempt began where the one before had ended"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StaleFencingTokenError,
     )
     from leasedjob.workload.abort import AbortSignal
+    from leasedjob.workload.cascade import AsyncCascade, Cascade
     from leasedjob.workload.checkpoint import AsyncCheckpoints, Checkpoints
     from leasedjob.workload.draining import ShutdownState
     from leasedjob.workload.intervals import IntervalRegistry
@@ -34,7 +35,9 @@ _HOME: Final = {
     "SidecarUnavailableError": "leasedjob.errors",
     "StaleFencingTokenError": "leasedjob.errors",
     "AbortSignal": "leasedjob.workload.abort",
+    "AsyncCascade": "leasedjob.workload.cascade",
     "AsyncCheckpoints": "leasedjob.workload.checkpoint",
+    "Cascade": "leasedjob.workload.cascade",
     "Checkpoints": "leasedjob.workload.checkpoint",
     "ShutdownState": "leasedjob.workload.draining",
     "IntervalRegistry": "leasedjob.workload.intervals",
@@ -51,7 +54,9 @@ _HOME: Final = {
 
 __all__ = [
     "AbortSignal",
+    "AsyncCascade",
     "AsyncCheckpoints",
+    "Cascade",
     "Checkpoints",
     "DrainingError",
     "GracefulShutdown",

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from leasedjob.errors import StaleFencingTokenError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from psycopg import AsyncConnection, Connection
 
     from leasedjob.workload.run import Run
@@ -35,7 +37,8 @@ CREATE TABLE IF NOT EXISTS leasedjob_checkpoint (
 )"""
 # Whoever waits here for the row of an attempt whose last transaction still runs sees what that one commits.
 TAKE: Final[LiteralString] = """
-INSERT INTO leasedjob_checkpoint AS c (idempotency_key, fencing_token) VALUES (%(key)s, %(token)s)
+INSERT INTO leasedjob_checkpoint AS c (idempotency_key, fencing_token, saved_at)
+VALUES (%(key)s, %(token)s, clock_timestamp())
     ON CONFLICT (idempotency_key) DO UPDATE SET fencing_token = excluded.fencing_token
        WHERE c.fencing_token <= excluded.fencing_token
 RETURNING c.data::text"""
@@ -48,16 +51,32 @@ VALUES (%(key)s, %(token)s, %(attempt)s, %(data)s::jsonb, clock_timestamp())
        WHERE c.fencing_token <= excluded.fencing_token
 RETURNING c.data::text"""
 
+PRESENT: Final[LiteralString] = "SELECT to_regclass('leasedjob_checkpoint') IS NOT NULL"
+LEFT: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT FROM leasedjob_checkpoint
+     WHERE (idempotency_key = %(key)s OR starts_with(idempotency_key, %(key)s || '/')) AND data IS NOT NULL)"""
+PRUNE: Final[LiteralString] = """
+WITH gone AS (DELETE FROM leasedjob_checkpoint WHERE saved_at < clock_timestamp() - %(age)s RETURNING 1)
+SELECT count(*) FROM gone"""
+
 Talk = Generator[tuple[LiteralString, dict[str, Any]], tuple[Any, ...] | None, Any]
 
 
 class _Checkpoints:
-    def __init__(self, run: Run) -> None:
+    """
+    Args:
+        run: whose attempts go on from each other.
+        name: which of a run's checkpoints; "" for a run that has one.
+    """
+
+    def __init__(self, run: Run, name: str = "") -> None:
         self._run = run
+        self._key = f"{run.idempotency_key}/{name}" if name else run.idempotency_key
 
     def _talk(self, statement: LiteralString, **more: Any) -> Talk:
         run = self._run
-        row = yield statement, {"key": run.idempotency_key, "token": run.fencing_token, **more}
+        row = yield statement, {"key": self._key, "token": run.fencing_token, **more}
         if row is None:
             raise StaleFencingTokenError(
                 f"a later attempt of {run.code} {run.run_key} has the checkpoint: token {run.fencing_token} is too old"
@@ -67,6 +86,17 @@ class _Checkpoints:
 
     def _save(self, data: Any) -> Talk:
         return self._talk(SAVE, attempt=self._run.attempt, data=json.dumps(data, allow_nan=False))
+
+    def _left(self) -> Talk:
+        present = yield PRESENT, {}
+        if present != (True,):
+            return False
+        return (yield LEFT, {"key": self._run.idempotency_key}) == (True,)
+
+
+def _prune(age: timedelta) -> Talk:
+    gone = yield PRUNE, {"age": age}
+    return gone[0] if gone else 0
 
 
 class Checkpoints(_Checkpoints):
@@ -93,12 +123,27 @@ class Checkpoints(_Checkpoints):
         """
         self._drive(connection, self._save(data))
 
+    def left(self, connection: Connection[Any]) -> bool:
+        """Whether an attempt has left a checkpoint of this run, of whatever name. Changes nothing."""
+        left: bool = self._drive(connection, self._left())
+        return left
+
+    @classmethod
+    def prune(cls, connection: Connection[Any], age: timedelta) -> int:
+        """Deletes what was saved longer ago than `age`, of all runs, and says how many: none is gone on with."""
+        pruned: int = cls._drive(connection, _prune(age))
+        return pruned
+
     @staticmethod
     def _drive(connection: Connection[Any], talk: Talk) -> Any:
-        statement, parameters = next(talk)
+        row: tuple[Any, ...] | None = None
         with connection.cursor(row_factory=_tuples()) as cursor:
-            row = cursor.execute(statement, parameters).fetchone()
-        return _end(talk, row)
+            while True:
+                try:
+                    statement, parameters = talk.send(row)
+                except StopIteration as stop:
+                    return stop.value
+                row = cursor.execute(statement, parameters).fetchone()
 
 
 class AsyncCheckpoints(_Checkpoints):
@@ -117,24 +162,31 @@ class AsyncCheckpoints(_Checkpoints):
         """As Checkpoints.save."""
         await self._drive(connection, self._save(data))
 
+    async def left(self, connection: AsyncConnection[Any]) -> bool:
+        """As Checkpoints.left."""
+        left: bool = await self._drive(connection, self._left())
+        return left
+
+    @classmethod
+    async def prune(cls, connection: AsyncConnection[Any], age: timedelta) -> int:
+        """As Checkpoints.prune."""
+        pruned: int = await cls._drive(connection, _prune(age))
+        return pruned
+
     @staticmethod
     async def _drive(connection: AsyncConnection[Any], talk: Talk) -> Any:
-        statement, parameters = next(talk)
+        row: tuple[Any, ...] | None = None
         async with connection.cursor(row_factory=_tuples()) as cursor:
-            await cursor.execute(statement, parameters)
-            row = await cursor.fetchone()
-        return _end(talk, row)
+            while True:
+                try:
+                    statement, parameters = talk.send(row)
+                except StopIteration as stop:
+                    return stop.value
+                await cursor.execute(statement, parameters)
+                row = await cursor.fetchone()
 
 
 def _tuples() -> Any:
     from psycopg.rows import tuple_row
 
     return tuple_row
-
-
-def _end(talk: Talk, row: tuple[Any, ...] | None) -> Any:
-    try:
-        talk.send(row)
-    except StopIteration as stop:
-        return stop.value
-    raise AssertionError("a conversation has one statement")

@@ -19,11 +19,11 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, overload
 
 from leasedjob import protocol
 from leasedjob.errors import DrainingError, LostJobLeaseError, OutcomeRefusedError, RunNotAcquiredError
@@ -32,6 +32,8 @@ from leasedjob.lease.rows import Outcome
 from leasedjob.workload.abort import AbortSignal
 
 if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
     from leasedjob.lease.core import JobExecutionLease
     from leasedjob.lease.service import SyncJobSchedulerService
     from leasedjob.workload.sidecar import Sidecar, View
@@ -115,6 +117,25 @@ class Run:
     def release(self, data: Mapping[str, Any] | None = None) -> None:
         """Not done, and no failure: the run goes on with its next attempt. Otherwise as `fail`."""
         self._report(Outcome.RELEASE, {**(data or {}), "released": True})
+
+    @overload
+    def has_checkpoint(self, connection: Connection[Any]) -> bool: ...
+    @overload
+    def has_checkpoint(self, connection: AsyncConnection[Any]) -> Awaitable[bool]: ...
+    def has_checkpoint(self, connection: Connection[Any] | AsyncConnection[Any]) -> bool | Awaitable[bool]:
+        """Whether an attempt before has left a checkpoint (of a Cascade, or of Checkpoints); to be asked before this
+        one saves its own. They are kept in the database that the work changes, so it is that one which is asked.
+
+        Args:
+            connection: of psycopg; for an asynchronous one the answer is to be awaited.
+        """
+        from psycopg import AsyncConnection
+
+        from leasedjob.workload.checkpoint import AsyncCheckpoints, Checkpoints
+
+        if isinstance(connection, AsyncConnection):
+            return AsyncCheckpoints(self).left(connection)
+        return Checkpoints(self).left(connection)
 
     def raise_if_lost(self) -> None:
         """LostJobLeaseError, if the lease is lost: to be called between steps of the work."""
