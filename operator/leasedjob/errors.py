@@ -13,7 +13,11 @@
     ├── OutcomeRefusedError                                  another outcome came first, or this one can't be stored
     ├── SidecarUnavailableError                              a passing fault: the Pod's sidecar does not answer
     ├── StaleFencingTokenError                               a later attempt of the run was here
-    └── DrainingError                                        a stop has begun: nothing new is to be
+    ├── DrainingError                                        a stop has begun: nothing new is to be
+    ├── InvalidOutboxMessageError        (also ValueError)   a caller's mistake: a message that can't be put in
+    ├── IdempotencyKeyReusedError                            another message was put in under this key
+    ├── MessageRefusedError                                  a publisher's: the sink refuses this message
+    └── PublisherUnavailableError                            a publisher's: the sink does not work now
 
 What a caller can act on differently has a type of its own; everything else that the database reports is a bug and is
 raised as psycopg raised it.
@@ -124,3 +128,37 @@ class StaleFencingTokenError(LeasedJobError):
 
 class DrainingError(LeasedJobError):
     """A stop has begun, so this is not begun any more; the message says why."""
+
+
+class InvalidOutboxMessageError(LeasedJobError, ValueError):
+    """A message can't be put into the outbox: the text names the field. Raised before any SQL."""
+
+
+class IdempotencyKeyReusedError(LeasedJobError):
+    """Another message (another type, payload, topic or partition key) was put into the outbox under this key."""
+
+
+class MessageRefusedError(LeasedJobError):
+    """Raised by a publisher: the sink refuses this one message.
+
+    Args:
+        message: why.
+        final: it would refuse it each time, so that it isn't tried again.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+class PublisherUnavailableError(LeasedJobError):
+    """Raised by a publisher: the sink does not work now, whatever is sent to it.
+
+    Args:
+        message: why.
+        retry_after: seconds after which the sink wants to be asked again, if it says so.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
