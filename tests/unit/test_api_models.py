@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from leasedjob.api.problem import Problem, Reason
 from leasedjob.api.v1alpha1 import (
+    BackfillSpec,
     ConcurrencyPolicy,
     Condition,
     ConditionStatus,
@@ -22,6 +23,7 @@ from leasedjob.api.v1alpha1 import (
     LeasedJobRunStatus,
     LeasedJobSpec,
     LeasedJobStatus,
+    Reprocess,
     RunPhase,
     RunStatus,
     bounded,
@@ -128,6 +130,63 @@ def test_a_bad_run_names_its_field(change: dict[str, Any], field: str) -> None:
     assert [(problem.field, problem.reason) for problem in problems] == [(field, Reason.INVALID_SPEC)]
     assert str(problems[0]) == f"{field}: {problems[0].message}"
     assert not problems[0].message.startswith(field.removeprefix("spec."))
+
+
+MONTH = {"from": "2026-07-01T00:00:00Z", "to": "2026-07-31T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backfill": MONTH},
+        {"action": "Run", "backfill": {**MONTH, "reprocess": "All", "maxActive": 100, "dryRun": True}},
+        {"backfill": {"from": MONTH["to"], "to": MONTH["to"]}, "cancel": True},
+        {"action": "Explain"},
+        {"action": "Explain", "tick": MONTH["to"]},
+        {"action": "Cancel", "runKey": f"{MONTH['to']}#r1"},
+        {"action": "Release", "tick": MONTH["to"], "force": True},
+        {"action": "Forget", "runKey": "manual/a/b/c"},
+        {"action": "Resume", "reason": "repaired"},
+    ],
+)
+def test_what_may_be_asked(change: dict[str, Any]) -> None:
+    found = parse_run({"spec": {"jobName": "j", **change}})
+    assert isinstance(found, LeasedJobRunSpec), found
+
+
+def test_what_a_backfill_leaves_out() -> None:
+    found = parse_run({"spec": {"jobName": "j", "backfill": MONTH}})
+    assert isinstance(found, LeasedJobRunSpec)
+    assert found.action is None
+    assert found.backfill == BackfillSpec(
+        from_=MONTH["from"], to=MONTH["to"], reprocess=Reprocess.NONE, max_active=1, dry_run=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"action": "Delete"}, "spec.action"),
+        ({"backfill": {"from": MONTH["from"]}}, "spec.backfill.to"),
+        ({"backfill": {**MONTH, "from": "yesterday"}}, "spec.backfill.from"),
+        ({"backfill": {"from": MONTH["to"], "to": MONTH["from"]}}, "spec.backfill.to"),
+        ({"backfill": {**MONTH, "maxActive": 0}}, "spec.backfill.maxActive"),
+        ({"backfill": {**MONTH, "maxActive": 101}}, "spec.backfill.maxActive"),
+        ({"backfill": {**MONTH, "reprocess": "failed"}}, "spec.backfill.reprocess"),
+        ({"backfill": MONTH, "tick": MONTH["to"]}, "spec.backfill"),
+        ({"backfill": MONTH, "action": "Explain"}, "spec.backfill"),
+        ({"runKey": "2026-07-01T00:00:00Z#r1"}, "spec.runKey"),
+        ({"action": "Resume", "runKey": "k"}, "spec.runKey"),
+        ({"action": "Cancel", "runKey": "k", "tick": MONTH["to"]}, "spec.runKey"),
+        ({"action": "Resume", "tick": MONTH["to"]}, "spec.tick"),
+        ({"action": "Cancel", "tick": MONTH["to"], "force": True}, "spec.force"),
+        ({"action": "Release", "cancel": True}, "spec.cancel"),
+    ],
+)
+def test_what_may_not_be_asked_names_its_field(change: dict[str, Any], field: str) -> None:
+    problems = parse_run({"spec": {"jobName": "j", **change}})
+    assert isinstance(problems, list)
+    assert [problem.field for problem in problems] == [field]
 
 
 def test_a_run_without_a_spec_is_a_problem() -> None:

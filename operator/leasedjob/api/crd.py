@@ -147,8 +147,10 @@ KINDS: Final = (
         short="ljr",
         columns=(
             Column("Job", ".spec.jobName"),
+            Column("Action", ".spec.action"),
             Column("Tick", ".spec.tick"),
             Column("Phase", ".status.phase"),
+            Column("Reason", ".status.reason"),
             Column("Attempt", ".status.attempt", "integer"),
             Column("Started", ".status.startTime", "date"),
             _AGE,

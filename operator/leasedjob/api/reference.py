@@ -63,6 +63,35 @@ that goes on is followed and not started twice, and a time that is no tick of th
 names the nearest). A LeasedJob of type `Initial` has no ticks. The objects stay until you delete them; those that
 `kubectl leasedjob run` made go with their LeasedJob.
 
+**A backfill** runs the ticks of a range, oldest first, `maxActive` at a time, under the job's lease and policy
+([decision 0017](../decisions/0017-ledger-and-backfill.md)):
+
+```yaml
+spec:
+  jobName: sync-orders
+  backfill:
+    from: "2026-07-01T00:00:00Z"
+    to: "2026-07-31T23:59:59Z"
+    reprocess: Failed            # None, Failed or All
+    maxActive: 2
+    dryRun: true                 # only say what would run
+```
+
+**An action** is about one run, named by `tick` or `runKey`. Without either it is about the run of an `Initial` job;
+else `Explain` is about the latest tick, the others about the only active run.
+
+* `Explain` answers in `status.explanation` why a tick ran, did not run, or has not run yet.
+* `Cancel` stops the run for good: no further attempt.
+* `Release` ends the present attempt, and the run goes on with the next one. A claim that no Pod has taken is given
+  back at once; a Pod in this cluster is stopped with its grace period; else no heartbeat extends the lease any
+  more, and the next attempt begins when it has run out. With `force: true` it ends now: only where somebody has
+  made sure that the workload has stopped.
+* `Forget` forgets that a run failed: it is claimable again, with its failures counted from zero. Attempt and
+  fencing token go on growing; a run that succeeded is never touched.
+* `Resume` ends a suspension after `suspendAfterFailures`; ticks count from now.
+
+Each of them but `Explain` leaves a line in the database (`leasedjob.audit`), an Event and a line of the operator's log.
+
 Phases and reasons: [events.md](events.md).
 """,
 }

@@ -32,6 +32,9 @@ MIN_GRACE_SECONDS: Final = 5
 MAX_GRACE_SECONDS: Final = 60
 MAX_PULL_SECRETS: Final = 16
 MAX_RUNS: Final = 10  # of `active` and of `recentRuns`; all of them are in the database
+MAX_RANGES: Final = 10  # of `ledger`
+MAX_BACKFILL_TICKS: Final = 100_000
+MAX_PLAN: Final = 50  # ticks that a dry run shows; the counts are of all
 
 
 class JobType(StrEnum):
@@ -182,6 +185,8 @@ class LeasedJobSpec(Shape):
     """After a gap: RunLatest starts the latest missed tick, RunAll all of them (see missedRunLimit), Skip none."""
     missed_run_limit: Annotated[Int, Field(ge=1, le=10_000)] = 100
     """At most how many missed ticks RunAll starts, the most recent ones, oldest first."""
+    suspend_after_failures: Annotated[Int, Field(ge=1, le=100)] | None = None
+    """So many failed runs in a row suspend the schedule, in every cluster, until a LeasedJobRun with action Resume."""
     backoff_limit: Annotated[Int, Field(ge=0, le=MAX_INT32)] = 0
     """Failed attempts of a run that are repeated, after 10 s doubling to 6 min. Interruptions don't count."""
     pending_deadline_seconds: Annotated[Int, Field(ge=5, le=MAX_INT32)] = 900
@@ -369,6 +374,35 @@ class RunStatus(Shape):
     """When its end was recorded, by the database's clock."""
 
 
+class LedgerKind(StrEnum):
+    """Why ticks did not run: by policy, because it was too late, or because an edit left them behind."""
+
+    SKIPPED = "Skipped"
+    MISSED = "Missed"
+    DROPPED = "Dropped"
+
+
+class LedgerRange(Shape):
+    """Ticks in a row that did not run, for one reason."""
+
+    from_: Annotated[Time, Field(alias="from")]
+    """The first of them."""
+    to: Time
+    """The last of them."""
+    count: Annotated[Int, Field(ge=1)]
+    """How many; at least so many where exact is false."""
+    exact: Bool | None = None
+    """False where counting stopped at its bound; else absent."""
+    kind: LedgerKind
+    """Skipped, Missed or Dropped."""
+    reason: ReasonText
+    """Overlap, Suspended, SuspendedAfterFailures, StartingDeadline, MissedRunPolicy, MissedRunLimit, ScheduleEdited."""
+    decided_by: HolderText | None = None
+    """The clusters whose operators decided."""
+    decided_at: Time | None = None
+    """When, by the database's clock; of a range that grew the last time."""
+
+
 class LeasedJobStatus(Shape):
     """What was last observed: it follows from database and Pods, and is bounded. The database has the whole history."""
 
@@ -398,6 +432,14 @@ class LeasedJobStatus(Shape):
     """Runs that are held, or that will be tried again."""
     recent_runs: Annotated[list[RunStatus], Field(max_length=MAX_RUNS)] | None = None
     """The active runs, then those that have ended, the latest first."""
+    skipped_ticks: Count | None = None
+    """Ticks that policy left out: Overlap, Suspended, SuspendedAfterFailures. In all clusters, ever."""
+    missed_ticks: Count | None = None
+    """Ticks that nobody could start in time, or that missedRunPolicy or its limit left out. In all clusters, ever."""
+    dropped_ticks: Count | None = None
+    """Ticks that were due and not decided when an edit of the schedule left them behind. In all clusters, ever."""
+    ledger: Annotated[list[LedgerRange], Field(max_length=MAX_RANGES)] | None = None
+    """The latest ranges of ticks that did not run, the latest first. The database has all of them."""
 
 
 # --- LeasedJobRun ----------------------------------------------------------------------------------------------------
@@ -421,39 +463,122 @@ def _stays(field: str, optional: bool) -> Rule:
     )
 
 
+_INSTANT: Final = Rule(
+    cel=expressions.matches(_TICK),
+    holds=expressions.matcher(_TICK),
+    message="must be an instant in UTC such as 2026-07-20T03:00:00Z",
+)
+Instant = Annotated[str, Field(max_length=64), Rules((_INSTANT,)), AfterValidator(_is_instant)]
+
+
+class RunAction(StrEnum):
+    """What a LeasedJobRun asks for."""
+
+    RUN = "Run"
+    EXPLAIN = "Explain"
+    CANCEL = "Cancel"
+    RELEASE = "Release"
+    FORGET = "Forget"
+    RESUME = "Resume"
+
+
+class Reprocess(StrEnum):
+    """Which ticks that have a run already a backfill runs as well."""
+
+    NONE = "None"
+    FAILED = "Failed"
+    ALL = "All"
+
+
+class BackfillSpec(Shape):
+    """Past ticks to run, oldest first, under the job's lease and policy."""
+
+    from_: Annotated[Instant, Field(alias="from")]
+    """The first instant, in UTC; a tick at it is run."""
+    to: Instant
+    """The last instant, in UTC; a tick at it is run. It must not lie in the future."""
+    reprocess: Reprocess = Reprocess.NONE
+    """None: ticks without a run. Failed: also failed runs, anew. All: also what succeeded, as a run of its own."""
+    max_active: Annotated[Int, Field(ge=1, le=100)] = 1
+    """Runs of this backfill that may be active at a time; concurrencyPolicy Forbid and Replace allow one anyway."""
+    dry_run: Bool = False
+    """Starts nothing; status.backfill says what would run."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.to >= self.from",
+            holds=lambda backfill: backfill.to >= backfill.from_,
+            field="to",
+            message="must not be before from",
+        ),
+    )
+
+
+_RUNS: Final = (None, RunAction.RUN)
+_ABOUT_RUNS: Final = (RunAction.EXPLAIN, RunAction.CANCEL, RunAction.RELEASE, RunAction.FORGET)
+_ABOUT_RUNS_CEL: Final = "['Explain', 'Cancel', 'Release', 'Forget']"
+_IS_RUN_CEL: Final = "(!has(self.action) || self.action == 'Run')"
+
+
 class LeasedJobRunSpec(Shape):
-    """A request for one run of a LeasedJob, now, under the same lease and policy. Only cancel may change."""
+    """A request for one run of a LeasedJob, for many (backfill), or about one (action). Only cancel may change."""
 
     job_name: Annotated[str, Field(min_length=1, max_length=253)]
     """The LeasedJob in the same namespace. Immutable."""
-    tick: (
-        Annotated[
-            str,
-            Field(max_length=64),
-            Rules(
-                (
-                    Rule(
-                        cel=expressions.matches(_TICK),
-                        holds=expressions.matcher(_TICK),
-                        message="must be an instant in UTC such as 2026-07-20T03:00:00Z",
-                    ),
-                )
-            ),
-            AfterValidator(_is_instant),
-        ]
-        | None
-    ) = None
-    """The tick to run, in UTC; refused if recorded as SUCCESS. Without it the run has a key of its own. Immutable."""
+    action: RunAction | None = None
+    """Run (the default); Explain, Cancel, Release or Forget a run; Resume after suspendAfterFailures. Immutable."""
+    tick: Instant | None = None
+    """The tick, in UTC. A run recorded as SUCCESS is refused; without tick a run has a key of its own. Immutable."""
+    run_key: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Instead of tick, the key of the run that an action is about, such as 2026-07-20T03:00:00Z#r1. Immutable."""
+    backfill: BackfillSpec | None = None
+    """Runs past ticks instead of one run. Immutable."""
+    force: Bool | None = None
+    """With action Release: somebody has made sure that the workload has stopped; the lease ends at once. Immutable."""
     reason: Annotated[str, Field(max_length=1024)] | None = None
     """Why, for people. Immutable."""
     cancel: Bool = False
-    """True stops the run; it can't be taken back."""
+    """True stops the run, or the backfill with its active runs; it can't be taken back."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _stays("jobName", optional=False),
+        _stays("action", optional=True),
         _stays("tick", optional=True),
+        _stays("runKey", optional=True),
+        _stays("backfill", optional=True),
+        _stays("force", optional=True),
         _stays("reason", optional=True),
         Rule(cel="!oldSelf.cancel || self.cancel", field="cancel", message="can't be taken back"),
+        Rule(
+            cel=f"!has(self.backfill) || ({_IS_RUN_CEL} && !has(self.tick))",
+            holds=lambda spec: spec.backfill is None or (spec.action in _RUNS and spec.tick is None),
+            field="backfill",
+            message="excludes tick and every action but Run",
+        ),
+        Rule(
+            cel=f"!has(self.runKey) || (has(self.action) && self.action in {_ABOUT_RUNS_CEL} && !has(self.tick))",
+            holds=lambda spec: spec.run_key is None or (spec.action in _ABOUT_RUNS and spec.tick is None),
+            field="runKey",
+            message="goes with action Explain, Cancel, Release or Forget, and without tick",
+        ),
+        Rule(
+            cel="!has(self.tick) || !has(self.action) || self.action != 'Resume'",
+            holds=lambda spec: spec.tick is None or spec.action is not RunAction.RESUME,
+            field="tick",
+            message="is forbidden for action Resume, which is about the whole schedule",
+        ),
+        Rule(
+            cel="!has(self.force) || (has(self.action) && self.action == 'Release')",
+            holds=lambda spec: spec.force is None or spec.action is RunAction.RELEASE,
+            field="force",
+            message="goes with action Release",
+        ),
+        Rule(
+            cel=f"!self.cancel || {_IS_RUN_CEL}",
+            holds=lambda spec: not spec.cancel or spec.action in _RUNS,
+            field="cancel",
+            message="goes with action Run; an action that waits ends when its object is deleted",
+        ),
     )
 
     @property
@@ -479,6 +604,96 @@ class RunPhase(StrEnum):
     FAILED = "Failed"
     CANCELLED = "Cancelled"
     REFUSED = "Refused"
+
+
+class PlannedAction(StrEnum):
+    """What a backfill does about one tick."""
+
+    RUN = "Run"
+    RETRY = "Retry"
+    REPROCESS = "Reprocess"
+    SKIP = "Skip"
+
+
+class PlannedTick(Shape):
+    """One tick of a dry run."""
+
+    tick: Time
+    """The tick."""
+    action: PlannedAction
+    """Run: it has none. Retry: its failed run, anew. Reprocess: another run of it. Skip: nothing, and why."""
+    run_key: RunKeyText | None = None
+    """The key of the run that it would get."""
+    reason: ReasonText | None = None
+    """Of Skip: Succeeded, Failed, Active or Pruned."""
+
+
+class BackfillStatus(Shape):
+    """How far a backfill is. The counts are of ticks; each tick is in one of them when all is done."""
+
+    ticks: Count | None = None
+    """Ticks of the schedule in the range."""
+    planned: Count | None = None
+    """Of those, how many were to be run when it began."""
+    running: Count | None = None
+    """Runs that are active now, or wait for their next attempt."""
+    succeeded: Count | None = None
+    """Runs that have succeeded."""
+    failed: Count | None = None
+    """Runs that have failed, or were stopped, and get no further attempt."""
+    skipped: Count | None = None
+    """Ticks that are left as they are: reprocess says so, somebody else runs them, or their records were deleted."""
+    through: Time | None = None
+    """Every tick up to here is decided."""
+    current: Annotated[list[RunKeyText], Field(max_length=MAX_RUNS)] | None = None
+    """The keys of the runs that are active now, the oldest tick first."""
+    plan: Annotated[list[PlannedTick], Field(max_length=MAX_PLAN)] | None = None
+    """Of a dry run: the first ticks, and what would be done about each."""
+
+
+class Verdict(StrEnum):
+    """What became of a tick, or of a run, in one word."""
+
+    RAN = "Ran"
+    RUNNING = "Running"
+    RETRYING = "Retrying"
+    PENDING = "Pending"
+    SKIPPED = "Skipped"
+    MISSED = "Missed"
+    DROPPED = "Dropped"
+    BEFORE_WATERMARK = "BeforeWatermark"
+    NOT_A_TICK = "NotATick"
+    PRUNED = "Pruned"
+    NO_SUCH_RUN = "NoSuchRun"
+
+
+class Explanation(Shape):
+    """Why a tick did, or did not, run."""
+
+    verdict: Verdict
+    """Ran, Running, Retrying, Pending, Skipped, Missed, Dropped, BeforeWatermark, NotATick, Pruned or NoSuchRun."""
+    reason: ReasonText | None = None
+    """Why, in one word."""
+    message: Annotated[str, _text(1024), Field(max_length=1024)] | None = None
+    """The decision, in words."""
+    tick: Time | None = None
+    """The tick; absent for a run that has none."""
+    run: RunStatus | None = None
+    """The tick's run, if it has one."""
+    failures: Count | None = None
+    """Attempts that failed and counted against backoffLimit."""
+    interruptions: Count | None = None
+    """Attempts that were stopped from outside or lost their lease."""
+    reruns: Annotated[list[RunStatus], Field(max_length=MAX_RUNS)] | None = None
+    """Further runs of the tick, by backfills with reprocess All; the latest first."""
+    range: LedgerRange | None = None
+    """The ledger's entry that the tick is in."""
+    watermark: Time | None = None
+    """Every tick up to here is decided."""
+    previous_tick: Time | None = None
+    """Of a time that is no tick, the tick before it."""
+    next_tick: Time | None = None
+    """Of a time that is no tick, the tick after it."""
 
 
 class LeasedJobRunStatus(Shape):
@@ -508,6 +723,10 @@ class LeasedJobRunStatus(Shape):
     """When the attempt was claimed, by the database's clock."""
     completion_time: Time | None = None
     """When the run reached its final phase."""
+    backfill: BackfillStatus | None = None
+    """How far a backfill is."""
+    explanation: Explanation | None = None
+    """The answer to action Explain."""
 
 
 # --- the two objects, for the schema ---------------------------------------------------------------------------------
@@ -519,7 +738,7 @@ class LeasedJob(Shape):
 
 
 class LeasedJobRun(Shape):
-    """Run now: asks for one run of a LeasedJob."""
+    """Run now: asks for one run of a LeasedJob, for a backfill, or for something about a run."""
 
     spec: LeasedJobRunSpec
     status: LeasedJobRunStatus | None = None
