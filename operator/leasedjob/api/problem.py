@@ -24,6 +24,7 @@ class Reason(StrEnum):
     UNKNOWN_TIME_ZONE = "UnknownTimeZone"
     INVALID_TIMING = "InvalidTiming"  # lease or shutdown: the fence could not hold
     INVALID_TEMPLATE = "InvalidTemplate"
+    UNKNOWN_FIELD = "UnknownField"
 
 
 @dataclass(frozen=True, slots=True)
