@@ -151,7 +151,7 @@ class FakeApi:
         if failure := self.fail(method, path):
             return failure
         if path == "/api/v1/namespaces":
-            return 200, {"items": [{"metadata": {"name": n}} for n in ("default", "shop")]}
+            return 200, {"metadata": {}, "items": [{"metadata": {"name": n}} for n in ("default", "shop")]}
         if not self.installed or not path.startswith(BASE):
             return 404, "404 page not found\n"
         parts = path.removeprefix(BASE).strip("/").split("/")

@@ -1,4 +1,4 @@
-"""The plugin's way to a cluster: the kubeconfig, LeasedJobs and LeasedJobRuns as dicts, and errors made readable.
+"""The plugin's way to a cluster: the kubeconfig, objects as dicts, and errors made readable.
 
 Importing this module imports the `kubernetes` client (about half a second), so verbs import it when they need it.
 Dicts are used because typed models drop the fields that they don't know.
@@ -11,11 +11,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
 import urllib3
 from kubernetes import client, config
@@ -26,8 +27,36 @@ from leasedjob.protocol import FIELD_MANAGER, GROUP, VERSION
 Object = dict[str, Any]
 
 SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_SINGULAR: Final = {"leasedjobs": "LeasedJob", "leasedjobruns": "LeasedJobRun"}
 _PAGE: Final = 500
+_OURS: Final = f"/apis/{GROUP}/{VERSION}"
+_MANAGER: Final = {"fieldManager": f"kubectl-{FIELD_MANAGER}"}
+_NO_QUERY: Final[Mapping[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object: the path of its API, and its name there."""
+
+    kind: str
+    api: str
+    plural: str
+
+    @property
+    def is_ours(self) -> bool:
+        """It comes with the chart."""
+        return self.api == _OURS
+
+
+_RESOURCES: Final = {
+    resource.plural: resource
+    for resource in (
+        Resource("LeasedJob", _OURS, "leasedjobs"),
+        Resource("LeasedJobRun", _OURS, "leasedjobruns"),
+        Resource("CronJob", "/apis/batch/v1", "cronjobs"),
+        Resource("Pod", "/api/v1", "pods"),
+        Resource("Namespace", "/api/v1", "namespaces"),
+    )
+}
 
 # urllib3 logs a warning for each attempt that fails; the one line that matters is the Failure's.
 logging.getLogger("urllib3").setLevel(logging.ERROR)
@@ -74,55 +103,70 @@ class Cluster:
         except Exception as error:  # whatever a file of the wrong shape, or YAML, raises
             raise Failure(Exit.UNREACHABLE, f"the kubeconfig can't be read: {_one_line(error)}") from error
         settings.retries = False  # a person waits: the first failure is the answer
-        return cls(client.CustomObjectsApi(client.ApiClient(settings)), namespace or own or "default", where)
+        return cls(client.ApiClient(settings), namespace or own or "default", where)
 
     def close(self) -> None:
         """Closes the connections."""
-        self.api.api_client.close()
+        self.api.close()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, plural: str, name: str) -> Object:
         """One object; Failure NOT_FOUND where it isn't there."""
         with self._translated(plural, name):
-            found: Object = self.api.get_namespaced_custom_object(
-                GROUP, VERSION, self.namespace, plural, name, _request_timeout=self.PATIENT
-            )
-            return found
+            return self._ask("GET", self._path(plural, name))
 
     def list_all(
-        self, plural: str, *, all_namespaces: bool = False, timeout: tuple[float, float] = PATIENT
+        self,
+        plural: str,
+        *,
+        all_namespaces: bool = False,
+        labels: str | None = None,
+        timeout: tuple[float, float] = PATIENT,
     ) -> list[Object]:
-        """All objects of the namespace, or of the cluster, page by page."""
+        """All objects of the namespace, or of the cluster, page by page. labels: a selector."""
         items: list[Object] = []
-        more: dict[str, str] = {}
+        resource = _RESOURCES[plural]
+        path = f"{resource.api}/{plural}" if all_namespaces else self._path(plural)
+        query: dict[str, object] = {"limit": _PAGE, **({"labelSelector": labels} if labels else {})}
         while True:
             with self._translated(plural):
-                page = (
-                    self.api.list_cluster_custom_object(
-                        GROUP, VERSION, plural, limit=_PAGE, _request_timeout=timeout, **more
-                    )
-                    if all_namespaces
-                    else self.api.list_namespaced_custom_object(
-                        GROUP, VERSION, self.namespace, plural, limit=_PAGE, _request_timeout=timeout, **more
-                    )
-                )
-            items += page["items"]
+                page = self._ask("GET", path, query, timeout=timeout)
+            # The API server leaves both out of the items of a list of its own kinds.
+            given = {"apiVersion": page.get("apiVersion"), "kind": resource.kind}
+            items += [{**given, **item} for item in page["items"]]
             following = page["metadata"].get("continue")
             if not following:
                 return items
-            more = {"_continue": following}
+            query["continue"] = following
 
     def names(self, plural: str) -> list[str]:
         """Names only, for completion."""
         return [item["metadata"]["name"] for item in self.list_all(plural, timeout=self.QUICK)]
 
     def namespaces(self) -> list[str]:
-        """Names of the cluster's namespaces, for completion. By hand: importing CoreV1Api would double the time."""
-        api = self.api.api_client
-        request = api.param_serialize("GET", "/api/v1/namespaces", auth_settings=["BearerToken"])
-        answer = api.call_api(*request, _request_timeout=self.QUICK)
-        return [item["metadata"]["name"] for item in json.loads(answer.read())["items"]]
+        """Names of the cluster's namespaces, for completion."""
+        items = self.list_all("namespaces", all_namespaces=True, timeout=self.QUICK)
+        return [item["metadata"]["name"] for item in items]
+
+    def log(self, pod: str, container: str, *, follow: bool, tail: int | None, timestamps: bool) -> Iterator[bytes]:
+        """What a container has written, in pieces as they come; with `follow` to its end.
+
+        Raises `Failure` NOT_FOUND where the Pod is gone, REFUSED where the container has not begun to write.
+        """
+        query: dict[str, object] = {"container": container}
+        query |= {"follow": "true"} if follow else {}
+        query |= {"tailLines": tail} if tail is not None else {}
+        query |= {"timestamps": "true"} if timestamps else {}
+        with self._translated("pods", pod):
+            # A program may be silent for hours; TCP keepalives tell when nobody is there any more.
+            timeout = (self.PATIENT[0], None) if follow else self.PATIENT
+            response = self._open("GET", f"{self._path('pods', pod)}/log", query, timeout=timeout)
+            try:
+                while chunk := response.read1(65536):
+                    yield chunk
+            finally:
+                response.close()
 
     def follow(self, plural: str, name: str, seconds: float | None) -> Iterator[Object]:
         """The object as it is and then at every change, until the caller stops or `seconds` are over.
@@ -142,7 +186,7 @@ class Cluster:
             try:
                 for event in self._watch(plural, current, left):
                     if event["type"] == "DELETED":
-                        raise Failure(Exit.NOT_FOUND, f"{_SINGULAR[plural]} {name} was deleted")
+                        raise Failure(Exit.NOT_FOUND, f"{_RESOURCES[plural].kind} {name} was deleted")
                     broken = 0
                     yield event["object"]
                 if time.monotonic() - started < min(1.0, left):  # cut at once, perhaps by a proxy
@@ -159,21 +203,14 @@ class Cluster:
         """
         name = current["metadata"]["name"]
         with self._translated(plural, name, passing=True):
-            response = self.api.list_namespaced_custom_object(
-                GROUP,
-                VERSION,
-                self.namespace,
-                plural,
-                watch=True,
-                field_selector=f"metadata.name={name}",
-                resource_version=current["metadata"]["resourceVersion"],
-                timeout_seconds=math.ceil(seconds),
-                _preload_content=False,
-                _request_timeout=(10.0, seconds + 10.0),
-            )
+            query = {
+                "watch": "true",
+                "fieldSelector": f"metadata.name={name}",
+                "resourceVersion": current["metadata"]["resourceVersion"],
+                "timeoutSeconds": math.ceil(seconds),
+            }
+            response = self._open("GET", self._path(plural), query, timeout=(10.0, seconds + 10.0))
             try:
-                if response.status != 200:
-                    raise client.ApiException(http_resp=response, body=response.data.decode(errors="replace"))
                 for line in _lines(response):
                     event: Object = json.loads(line)
                     if event["type"] == "ERROR":
@@ -188,33 +225,68 @@ class Cluster:
     def create(self, plural: str, body: Object) -> Object:
         """Creates the object in the namespace and returns it as the API server stored it."""
         with self._translated(plural):
-            created: Object = self.api.create_namespaced_custom_object(
-                GROUP,
-                VERSION,
-                self.namespace,
-                plural,
-                body,
-                field_manager=f"kubectl-{FIELD_MANAGER}",
-                field_validation="Strict",
-                _request_timeout=self.PATIENT,
-            )
-            return created
+            return self._ask("POST", self._path(plural), {**_MANAGER, "fieldValidation": "Strict"}, body)
 
     def merge(self, plural: str, name: str, patch: Object) -> Object:
         """A JSON merge patch."""
         with self._translated(plural, name):
-            patched: Object = self.api.patch_namespaced_custom_object(
-                GROUP,
-                VERSION,
-                self.namespace,
-                plural,
-                name,
-                patch,
-                field_manager=f"kubectl-{FIELD_MANAGER}",
-                _content_type="application/merge-patch+json",
-                _request_timeout=self.PATIENT,
-            )
-            return patched
+            return self._ask("PATCH", self._path(plural, name), _MANAGER, patch, content="application/merge-patch+json")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _path(self, plural: str, name: str | None = None) -> str:
+        path = f"{_RESOURCES[plural].api}/namespaces/{quote(self.namespace, safe='')}/{plural}"
+        if name is None:
+            return path
+        if name.strip(".") == "":  # such a path would be another one
+            raise Failure(Exit.USAGE, f"{name!r} is no name of a {_RESOURCES[plural].kind}")
+        return f"{path}/{quote(name, safe='')}"
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] = _NO_QUERY,
+        body: Object | None = None,
+        *,
+        content: str = "application/json",
+        timeout: tuple[float, float] = PATIENT,
+    ) -> Object:
+        response = self._open(method, path, query, body, content=content, timeout=timeout)
+        answer: Object = json.loads(response.data)
+        return answer
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] = _NO_QUERY,
+        body: Object | None = None,
+        *,
+        content: str = "application/json",
+        timeout: tuple[float, float | None] = PATIENT,
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer, if it is a good one, with its body unread; else raises ApiException.
+
+        The client's own methods for each kind are not used: they would double the time that importing takes, and can't
+        read a watch or a log as it comes.
+        """
+        headers = {"Accept": "application/json, */*", **({} if body is None else {"Content-Type": content})}
+        request = self.api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response: urllib3.BaseHTTPResponse = self.api.call_api(*request, _request_timeout=timeout).response
+        if not 200 <= response.status <= 299:
+            try:
+                raise client.ApiException(http_resp=response, body=response.data.decode(errors="replace"))
+            finally:
+                response.close()
+        return response
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -235,7 +307,7 @@ class Cluster:
     def _answered(self, error: client.ApiException, plural: str, name: str | None) -> Failure:
         said = _status(error)
         message = said.get("message") or _one_line(error.reason or error)
-        kind, place = _SINGULAR[plural], f"namespace {self.namespace} ({self.where})"
+        kind, place = _RESOURCES[plural].kind, f"namespace {self.namespace} ({self.where})"
         match error.status:
             case 401:
                 return Failure(Exit.NO_ACCESS, f"not logged in ({self.where}): the API server refuses the credentials")
@@ -247,7 +319,7 @@ class Cluster:
                 details = said.get("details") or {}
                 if details.get("kind") == "namespaces":
                     return Failure(Exit.NOT_FOUND, f"namespace {self.namespace} not found ({self.where})")
-                if name is not None and details.get("name") == name:
+                if name is not None and (details.get("name") == name or not _RESOURCES[plural].is_ours):
                     return Failure(Exit.NOT_FOUND, f"{kind} {name} not found in {place}")
                 return Failure(
                     Exit.NOT_INSTALLED,
@@ -261,7 +333,7 @@ class _Passing(Exception):
     """A fault of a watch that a fresh read gets over."""
 
 
-def _lines(response: urllib3.HTTPResponse) -> Iterator[bytes]:
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
     rest = b""
     while chunk := response.read1(65536):  # what has arrived, without waiting for more
         *whole, rest = (rest + chunk).split(b"\n")

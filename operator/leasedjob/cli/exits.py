@@ -23,6 +23,7 @@ class Exit(IntEnum):
     RUN_FAILED = 10  # --wait: how the run ended
     RUN_CANCELLED = 11
     RUN_REFUSED = 12
+    INVALID = 20  # lint: the cluster would refuse a manifest; convert: a CronJob that a LeasedJob can't stand for
     TIMED_OUT = 124  # --wait: as timeout(1) has it
     INTERRUPTED = 130  # as a shell reports SIGINT
 

@@ -20,6 +20,7 @@ _VERBS: Final = {
     "cancel": "leasedjob.cli.cancel",
     "list": "leasedjob.cli.list",
     "runs": "leasedjob.cli.runs",
+    "convert": "leasedjob.cli.convert",
     "version": "leasedjob.cli.version",
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from leasedjob.cli.cluster import Cluster
@@ -85,6 +86,12 @@ def _complete(ctx: click.Context, incomplete: str, names: Callable[[Cluster], li
 def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Names of LeasedJobs in the namespace."""
     return _complete(ctx, incomplete, lambda cluster: cluster.names("leasedjobs"))
+
+
+def complete_cron_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`cronjob/NAME` for the CronJobs in the namespace, and files."""
+    names = _complete(ctx, incomplete, lambda cluster: [f"cronjob/{name}" for name in cluster.names("cronjobs")])
+    return [*map(CompletionItem, names), *click.Path().shell_complete(ctx, param, incomplete)]
 
 
 def complete_runs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -126,10 +126,30 @@ def dump(value: object, output: Format) -> None:
 
         click.echo(json.dumps(value, indent=4, ensure_ascii=False))
         return
+    click.echo(_as_yaml(value), nl=False)
+
+
+def dump_documents(bodies: Sequence[Object], output: Format) -> None:
+    """Several objects to stdout, as `kubectl apply -f -` reads them: YAML documents, or one JSON object or `List`."""
+    if output is Format.YAML:
+        click.echo("---\n".join(_as_yaml(body) for body in bodies), nl=False)
+    elif len(bodies) == 1:
+        dump(bodies[0], output)
+    else:
+        dump(as_list(bodies), output)
+
+
+def _as_yaml(value: object) -> str:
     import yaml
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    click.echo(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True), nl=False)
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        """Text of several lines, such as a script in `args`, stays readable."""
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def as_list(items: Sequence[Object]) -> Object:
