@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need a PostgreSQL or an API server without nodes, and brings PgBouncer and PostgreSQL 15.
+# Runs the tests that need a PostgreSQL or an API server without nodes; brings PgBouncer, PostgreSQL 15, Redis and Kafka.
 set -euo pipefail
 : "${BIN:?}" "${WORKERS:?}"
 cd "$(dirname "$0")/.."
@@ -8,11 +8,12 @@ tools=$(mktemp -d -t leasedjob-tools-XXXXXX)
 trap 'rm -rf "$tools"' EXIT
 chmod 755 "$tools"
 
-# bring VERB VARIABLE WHAT: unpacks WHAT below $tools and exports where it is; without it, says what will be skipped.
+# bring VERB VARIABLE WHAT [FOLDER]: gets a program (into FOLDER, if it is to be unpacked there) and exports where it is;
+# without it, says what will be skipped.
 bring() {
     local found
-    mkdir "$tools/$1"
-    if found=$("$BIN/python" -m tests.cluster "$1" "$tools/$1" | tail -n 1) && [ -n "$found" ]; then
+    [ -z "${4:-}" ] || mkdir "$4"
+    if found=$("$BIN/python" -m tests.cluster "$1" ${4:+"$4"} | tail -n 1) && [ -n "$found" ]; then
         export "$2=$found"
     elif [ "${CI:-}" = true ]; then
         exit 1
@@ -22,11 +23,19 @@ bring() {
 }
 if [ -z "${LEASEDJOB_TEST_PGBOUNCER:-}" ] && ! command -v pgbouncer > /dev/null; then
     unset LEASEDJOB_TEST_PGBOUNCER
-    bring pgbouncer LEASEDJOB_TEST_PGBOUNCER "THE TESTS BEHIND PGBOUNCER WILL BE SKIPPED"
+    bring pgbouncer LEASEDJOB_TEST_PGBOUNCER "THE TESTS BEHIND PGBOUNCER WILL BE SKIPPED" "$tools/pgbouncer"
 fi
 if [ -z "${LEASEDJOB_TEST_POSTGRES15_BIN:-}" ] && [ ! -x /usr/lib/postgresql/15/bin/postgres ]; then
     unset LEASEDJOB_TEST_POSTGRES15_BIN
-    bring postgresql15 LEASEDJOB_TEST_POSTGRES15_BIN "THE TESTS ON POSTGRESQL 15 WILL BE SKIPPED"
+    bring postgresql15 LEASEDJOB_TEST_POSTGRES15_BIN "THE TESTS ON POSTGRESQL 15 WILL BE SKIPPED" "$tools/postgresql15"
+fi
+if [ -z "${LEASEDJOB_TEST_REDIS:-}" ] && ! command -v redis-server > /dev/null; then
+    unset LEASEDJOB_TEST_REDIS
+    bring redis LEASEDJOB_TEST_REDIS "THE TESTS ON REDIS WILL BE SKIPPED" "$tools/redis"
+fi
+if [ -z "${LEASEDJOB_TEST_KAFKA:-}" ]; then
+    unset LEASEDJOB_TEST_KAFKA
+    bring kafka LEASEDJOB_TEST_KAFKA "THE TESTS ON KAFKA WILL BE SKIPPED"
 fi
 # Not within a test, whose time is limited.
 "$BIN/python" -m tests.cluster build etcd kube

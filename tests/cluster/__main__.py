@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cluster import binaries, database, lifecycle, packages, source
+from tests.cluster import binaries, database, jars, lifecycle, packages, source
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError, Progress, fail
@@ -48,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     tool.add_argument("folder", type=Path)
     tool = verbs.add_parser("postgresql15", help="the same with PostgreSQL 15; prints the folder of its programs")
     tool.add_argument("folder", type=Path)
+    tool = verbs.add_parser("redis", help="the same with Redis; prints the path of redis-server")
+    tool.add_argument("folder", type=Path)
+    verbs.add_parser("kafka", help="bring the jars of a Kafka broker into the cache; prints their folder")
     load = verb("load", "import image archives into a cluster")
     load.add_argument("archives", nargs="+", type=Path, help="docker or OCI archives")
     shell = verb("sh", "run a command inside a cluster's namespaces")
@@ -95,6 +98,10 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
             print(packages.pgbouncer(options.folder, cache, progress))
         case "postgresql15":
             print(packages.postgresql(options.folder, cache, progress))
+        case "redis":
+            print(packages.redis(options.folder, cache, progress))
+        case "kafka":
+            print(jars.ensure(cache, progress))
         case "load":
             lifecycle.load(_running(cache, options.name), options.archives, progress)
         case "kubeconfig":

@@ -124,6 +124,19 @@ def postgresql(target: Path, cache: Cache, progress: Progress) -> Path:
     return launchers
 
 
+def redis(target: Path, cache: Cache, progress: Progress) -> Path:
+    """The same with Redis; the path of `redis-server`."""
+
+    def wanted() -> list[str]:
+        simulated = output(["apt-get", "install", "--simulate", "--no-install-recommends", "redis-server"])
+        return ["redis-server", "redis-tools", *libraries_to_come(simulated)] if simulated else []
+
+    unpacked = cache.root / "redis"
+    _unpack("Redis", wanted, unpacked, unpacked / "usr/bin/redis-server", cache, progress)
+    shutil.copytree(unpacked / "usr", target / "usr", symlinks=True, dirs_exist_ok=True)
+    return _launcher(target / "redis-server", target / "usr/bin/redis-server", target)
+
+
 def _unpack(
     what: str, wanted: Callable[[], list[str]], into: Path, proof: Path, cache: Cache, progress: Progress
 ) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
-from tests.cluster import binaries, images, kind, packages, source
+from tests.cluster import binaries, images, jars, kind, packages, source
 from tests.cluster.layout import REPOSITORY, Cache, digest
 from tests.cluster.progress import ClusterError, Progress, clean_environment, wait_for
 from tests.cluster.source import Machine, Source
@@ -330,3 +331,14 @@ def test_a_users_cluster_gets_its_images_from_a_registry(pretend: Path, tmp_path
     tag = images.project_tag(images.base_key())
     assert f"docker push registry.example/mine/leasedjob/operator:{tag}" in pretend.read_text().splitlines()
     assert "kind" not in pretend.read_text()
+
+
+def test_jars_are_what_their_checksums_say(tmp_path: Path) -> None:
+    for name in ("right", "changed", "unknown"):
+        (tmp_path / f"{name}.jar").write_text(name)
+    digest = hashlib.sha256(b"right").hexdigest()
+    sums = f"{digest}  right.jar\n{digest}  changed.jar\n{digest}  missing.jar\n"
+    assert jars.differences(sums, tmp_path) == ["changed.jar", "missing.jar", "unknown.jar"]
+    (line,) = (line for line in (jars.PROJECT / "jars.sha256").read_text().splitlines() if " kafka_" in line)
+    version = line.rpartition("-")[2].removesuffix(".jar")
+    assert f"<version>{version}</version>" in (jars.PROJECT / "pom.xml").read_text()
