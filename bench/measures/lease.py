@@ -136,7 +136,7 @@ def _rate(cycles: int, work: Callable[[], object]) -> float:
 
 def measure(scale: Scale) -> Result:
     """Cycles per second of one client."""
-    cycles, rounds = scale.of(100, 5), scale.of(40, 2)
+    cycles, rounds = scale.of(50, 5), scale.of(120, 2)
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(database())
         runner = stack.enter_context(asyncio.Runner())

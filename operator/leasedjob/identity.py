@@ -47,9 +47,12 @@ class JobSchedulerType(StrEnum):
     SCHEDULE = "SCHEDULE"
 
 
+_TYPES: Final = {str(kind.value): kind for kind in JobSchedulerType}
+
+
 def utf16_length(text: str) -> int:
     """The length of `text` in UTF-16 code units, which is what JavaScript's `length` counts."""
-    return len(text) + sum(1 for character in text if character > "\uffff")
+    return len(text) if text.isascii() else len(text) + sum(1 for character in text if character > "\uffff")
 
 
 def js_trim(text: str) -> str:
@@ -65,7 +68,7 @@ def _checked(value: object, field: str, limit: int) -> str:
         raise InvalidJobIdentityOptionsError(f"{field} must not be blank")
     if "\0" in text:
         raise InvalidJobIdentityOptionsError(f"{field} must not contain U+0000, which PostgreSQL can't store")
-    if _SURROGATE.search(text):
+    if not text.isascii() and _SURROGATE.search(text):
         raise InvalidJobIdentityOptionsError(f"{field} must not contain a lone surrogate, which isn't valid text")
     if (length := utf16_length(text)) > limit:
         raise InvalidJobIdentityOptionsError(f"{field} must be at most {limit} UTF-16 code units long, not {length}")
@@ -92,9 +95,8 @@ class RunIdentity:
         Raises:
             InvalidJobIdentityOptionsError: for anything else, also for values of another type.
         """
-        if not isinstance(type, str) or type not in JobSchedulerType.__members__.values():
+        if not isinstance(type, str) or (kind := _TYPES.get(type)) is None:
             raise InvalidJobIdentityOptionsError(f"type must be INITIAL or SCHEDULE, not {type!r}")
-        kind = JobSchedulerType(type)
         checked_code = _checked(code, "code", MAX_CODE_LENGTH)
         if kind is JobSchedulerType.INITIAL:
             if run_key is not None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, TypeVar
 from uuid import UUID, uuid4
 
@@ -77,10 +78,25 @@ class JobScheduler:
     @classmethod
     def from_row(cls, row: DictRow) -> JobScheduler:
         """The value of a row of leasedjob.job_scheduler."""
-        values = {name: row[name] for name in cls.__dataclass_fields__}
-        values["type"] = JobSchedulerType(row["type"])
-        values["status"] = JobSchedulerStatus(row["status"])
-        return cls(**values)
+        return cls(
+            id=row["id"],
+            lock_key=row["lock_key"],
+            type=JobSchedulerType(row["type"]),
+            code=row["code"],
+            run_key=row["run_key"],
+            name=row["name"],
+            status=JobSchedulerStatus(row["status"]),
+            owner_token=row["owner_token"],
+            attempt=row["attempt"],
+            fencing_token=row["fencing_token"],
+            lease_ms=row["lease_ms"],
+            holder=row["holder"],
+            data=row["data"],
+            created_at=row["created_at"],
+            started_at=row["started_at"],
+            finished_at=row["finished_at"],
+            modified_at=row["modified_at"],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +243,12 @@ Talk = Generator[Ask | Pause, list[DictRow], T]
 
 def holder_name() -> str:
     """Who we are, for people: host name and process id."""
-    return f"{jsonsafe.text(socket.gethostname())}/{os.getpid()}"
+    return f"{_host_name()}/{os.getpid()}"
+
+
+@cache
+def _host_name() -> str:
+    return jsonsafe.text(socket.gethostname())
 
 
 def _patiently(ask: Ask, more: Callable[[], bool] = lambda: False) -> Talk[DictRow]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
+from weakref import WeakKeyDictionary, ref
 
 import psycopg
 from psycopg import conninfo
@@ -307,6 +308,9 @@ def as_error(error: BaseException) -> LeasedJobError | None:
             return None
 
 
+FAULTS: Final = (psycopg.Error, OSError, TimeoutError)  # what may be a fault of the database
+
+
 class translated(contextlib.ContextDecorator):
     """`with translated():` raises the database's faults as this package's exceptions, chained; bugs as they are."""
 
@@ -314,7 +318,7 @@ class translated(contextlib.ContextDecorator):
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, psycopg.Error | OSError | TimeoutError) and (known := as_error(error)) is not None:
+        if isinstance(error, FAULTS) and (known := as_error(error)) is not None:
             raise known from error
 
 
@@ -384,36 +388,101 @@ class within:  # reads like the word: `async with within(2, pool.connection, "ac
         DatabaseUnavailableError: no answer came in time. `what`: the statement, for its message.
     """
 
-    __slots__ = ("_end", "_opened", "_seconds", "_source", "_timer", "_what")
+    __slots__ = ("_cancelled", "_connection", "_deadlines", "_opened", "_seconds", "_source", "_task", "_what", "end")
 
     def __init__(self, seconds: float, source: Connections, what: str) -> None:
         self._seconds, self._source, self._what = seconds, source, what
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._cancelled = False  # by us, as its time was over before there was a connection
 
     async def __aenter__(self) -> psycopg.AsyncConnection[DictRow]:
         loop = asyncio.get_running_loop()
-        self._end = loop.time() + self._seconds
-        self._opened = self._source()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, cancelling = task, task.cancelling()
+        self._deadlines = _Deadlines.of(loop)
+        self.end = loop.time() + self._seconds
+        self._deadlines.add(self)
         try:
-            async with asyncio.timeout_at(self._end):
-                connection = await self._opened.__aenter__()
-        except TimeoutError as error:
-            raise self._silence() from error
-        self._timer = loop.call_at(self._end, _shut, connection)
+            self._opened = self._source()
+            self._connection = connection = await self._opened.__aenter__()
+        except BaseException as error:
+            self._deadlines.remove(self)
+            if self._cancelled and task.uncancel() <= cancelling and isinstance(error, asyncio.CancelledError):
+                raise self._silence() from error
+            raise
+        if self._cancelled:  # whoever opens it has kept that to itself
+            task.uncancel()
+            _shut(connection)
         return connection
+
+    def late(self) -> None:
+        """Its time is over."""
+        if self._connection is None:
+            self._cancelled = self._task.cancel()
+        else:
+            _shut(self._connection)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        late = asyncio.get_running_loop().time() >= self._end
+        self._deadlines.remove(self)
         await self._opened.__aexit__(kind, error, trace)
-        if late and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError):
+        if (
+            isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError)
+            and asyncio.get_running_loop().time() >= self.end
+        ):
             raise self._silence() from error
 
     def _silence(self) -> DatabaseUnavailableError:
         return DatabaseUnavailableError(
             f"the database did not answer {self._what} within {self._seconds:g} s", FaultKind.TRANSIENT
         )
+
+
+class _Deadlines:
+    """The deadlines of an event loop's statements.
+
+    Nearly all statements end in time, so a timer for each would be set only to be taken back. One timer stands for all:
+    it is set to the earliest deadline, isn't moved when that statement ends, and looks then who is late.
+    """
+
+    _of_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, _Deadlines]] = WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # the loop is the key under which this is kept
+        self._waiting: set[within] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Deadlines:
+        found = cls._of_loop.get(loop)
+        if found is None:
+            found = cls._of_loop[loop] = cls(loop)
+        return found
+
+    def add(self, statement: within) -> None:
+        self._waiting.add(statement)
+        if self._timer is None or statement.end < self._timer.when():
+            self._set(statement.end)
+
+    def remove(self, statement: within) -> None:
+        self._waiting.discard(statement)
+
+    def _set(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if (loop := self._loop()) is not None:
+            self._timer = loop.call_at(at, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now = loop.time()
+        for statement in [waiting for waiting in self._waiting if waiting.end <= now]:
+            self._waiting.discard(statement)
+            statement.late()
+        if self._waiting:
+            self._set(min(waiting.end for waiting in self._waiting))
 
 
 def _shut(connection: psycopg.AsyncConnection[Any]) -> None:

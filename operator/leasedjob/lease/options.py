@@ -75,34 +75,31 @@ def resolve(options: object) -> Resolved:
         InvalidJobIdentityOptionsError: no options, an unknown option, or code, type, run key or name is unusable.
         InvalidJobLeaseOptionsError: the timing is unsafe or no integer.
     """
-    if isinstance(options, JobAcquireOptions):
-        values = {name: getattr(options, name) for name in JobAcquireOptions.__slots__}
-    elif isinstance(options, Mapping):
+    if isinstance(options, Mapping):
         known = {field.name for field in fields(JobAcquireOptions)}
         if unknown := sorted(set(options) - known, key=str):
             raise InvalidJobIdentityOptionsError(f"unknown options: {', '.join(map(str, unknown))}")
-        values = {name: options.get(name, LEFT_OUT) for name in known}
-    else:
+        options = JobAcquireOptions(**{"code": LEFT_OUT, **options})
+    elif not isinstance(options, JobAcquireOptions):
         raise InvalidJobIdentityOptionsError(f"options must be JobAcquireOptions, not {type(options).__name__}")
 
-    identity = _identity(values)
-    name = values["name"]
+    identity = _identity(options)
+    name: object = options.name
     if name is LEFT_OUT:
         name = identity.code
     elif not isinstance(name, str):
         raise InvalidJobIdentityOptionsError(f"name must be a string, not {type(name).__name__}")
-    lease_ms = _lease(values["lease_ms"])
-    return Resolved(identity, jsonsafe.text(name), lease_ms, _heartbeat(values["heartbeat_ms"], lease_ms))
+    lease_ms = _lease(options.lease_ms)
+    return Resolved(identity, jsonsafe.text(name), lease_ms, _heartbeat(options.heartbeat_ms, lease_ms))
 
 
-def _identity(values: Mapping[str, object]) -> RunIdentity:
-    kind = values["type"]
-    run_key = values["run_key"]
+def _identity(options: JobAcquireOptions) -> RunIdentity:
+    kind, run_key = options.type, options.run_key
     if run_key is None:
         raise InvalidJobIdentityOptionsError("run_key must be a string or be left out, not None")
     return RunIdentity.of(
         type=JobSchedulerType.SCHEDULE if kind is LEFT_OUT else kind,
-        code=values["code"],
+        code=options.code,
         run_key=None if run_key is LEFT_OUT else run_key,
     )
 

@@ -18,9 +18,8 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -40,12 +39,13 @@ from leasedjob.lease.core import (
     Talk,
 )
 from leasedjob.lease.database import (
+    FAULTS,
     Connections,
     Credentials,
     FaultKind,
+    as_error,
     connect_sync,
     connections,
-    translated,
     within,
 )
 from leasedjob.lease.lost import Clock, LostSignal, Trust, boottime
@@ -78,8 +78,8 @@ class _Operation(Generic[P, T]):
         def blocking(service: Any, *args: P.args, **kwargs: P.kwargs) -> T:
             return cast(T, service._drive(talk(service, *args, **kwargs)))
 
-        self._awaiting: Any = awaiting
-        self._blocking: Any = blocking
+        self.awaiting: Any = awaiting
+        self.blocking: Any = blocking
         self.__doc__ = talk.__doc__
 
     @overload
@@ -89,12 +89,18 @@ class _Operation(Generic[P, T]):
     @overload
     def __get__(self, service: SyncJobSchedulerService, owner: type) -> Callable[P, T]: ...
     def __get__(self, service: Any, owner: type) -> Any:
-        method = self._awaiting if issubclass(owner, JobSchedulerService) else self._blocking
-        return method if service is None else method.__get__(service, owner)
+        raise AttributeError("a service has the function itself, not its definition")  # see `_Operations`
 
 
 class _Operations:
     """What both services do."""
+
+    def __init_subclass__(cls, awaits: bool | None = None) -> None:
+        """A service gets plain functions: what each call would do otherwise is done once."""
+        if awaits is not None:
+            for name, member in vars(_Operations).items():
+                if isinstance(member, _Operation):
+                    setattr(cls, name, member.awaiting if awaits else member.blocking)
 
     _clock: Clock = staticmethod(boottime)
     _settle_seconds = retention.SETTLE_SECONDS
@@ -163,23 +169,9 @@ class _Operations:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    value: Any
-
-
-def _advance(
-    talk: Generator[Ask | Pause, list[DictRow], Any], answer: list[DictRow] | BaseException | None
-) -> Ask | Pause | _Done:
-    """One step of a conversation: None begins it, rows and exceptions are answers."""
-    try:
-        if answer is None:
-            return next(talk)
-        if isinstance(answer, BaseException):
-            return talk.throw(answer)
-        return talk.send(answer)
-    except StopIteration as stop:
-        return _Done(stop.value)
+def _advance(talk: Talk[Any], answer: list[DictRow] | Exception) -> Ask | Pause:
+    """The next step of a conversation after an answer. StopIteration has its result."""
+    return talk.throw(answer) if isinstance(answer, Exception) else talk.send(answer)
 
 
 def _silence(ask: Ask, seconds: float) -> DatabaseUnavailableError:
@@ -205,7 +197,7 @@ class SyncDecorator(Protocol):
 # --- asynchronous ----------------------------------------------------------------------------------------------------
 
 
-class JobSchedulerService(_Operations):
+class JobSchedulerService(_Operations, awaits=True):
     """The asynchronous service. Heartbeats of `run_exclusive` come from the event loop, so work must not block it.
 
     Args:
@@ -291,35 +283,39 @@ class JobSchedulerService(_Operations):
             running.cancel()
 
     async def _drive(self, talk: Talk[T]) -> T:
-        answer: list[DictRow] | BaseException | None = None
+        answer: list[DictRow] | Exception
+        step = next(talk)
         while True:
-            step = _advance(talk, answer)
-            if isinstance(step, _Done):
-                return cast(T, step.value)
-            if isinstance(step, Pause):
-                await self._pause(step.seconds)
-                answer = []
-                continue
             try:
-                answer = await self._ask(step)
+                if isinstance(step, Pause):
+                    await self._pause(step.seconds)
+                    answer = []
+                else:
+                    answer = await self._ask(step)
             except Exception as error:
                 answer = error
+            try:
+                step = _advance(talk, answer)
+            except StopIteration as stop:
+                return cast(T, stop.value)
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     async def _ask(self, ask: Ask) -> list[DictRow]:
         seconds = ask.limit(self._timeout)
-        with translated():
-            async with (
-                within(seconds, self._connection, ask.name) as connection,
-                connection.cursor(row_factory=dict_row) as cursor,
-            ):
+        try:
+            async with within(seconds, self._connection, ask.name) as connection:
+                cursor = connection.cursor(row_factory=dict_row)
                 await cursor.execute(statement(ask.name), ask.parameters)
                 rows = await cursor.fetchall()
                 if not connection.autocommit:
                     await connection.commit()
                 return rows
+        except FAULTS as error:
+            if (known := as_error(error)) is None:
+                raise
+            raise known from error
 
 
 async def _call(work: Callable[[JobExecutionLease], Awaitable[T]], lease: JobExecutionLease) -> T:
@@ -359,7 +355,7 @@ async def _to_the_end(recording: Coroutine[Any, Any, T]) -> T:
 # --- synchronous -----------------------------------------------------------------------------------------------------
 
 
-class SyncJobSchedulerService(_Operations):
+class SyncJobSchedulerService(_Operations, awaits=False):
     """The synchronous service. Heartbeats of `run_exclusive` come from a thread of their own.
 
     Args:
@@ -424,39 +420,41 @@ class SyncJobSchedulerService(_Operations):
         return RunExclusiveResult(acquired=True, result=result)
 
     def _drive(self, talk: Talk[T], ended: Bell | None = None) -> T:
-        answer: list[DictRow] | BaseException | None = None
+        answer: list[DictRow] | Exception
+        step = next(talk)
         while True:
-            step = _advance(talk, answer)
-            if isinstance(step, _Done):
-                return cast(T, step.value)
             if isinstance(step, Pause):
                 if self._pause(step.seconds, ended or Bell()):
                     raise _Ended
                 answer = []
-                continue
+            else:
+                try:
+                    answer = self._ask(step)
+                except Exception as error:
+                    answer = error
             try:
-                answer = self._ask(step)
-            except Exception as error:
-                answer = error
+                step = _advance(talk, answer)
+            except StopIteration as stop:
+                return cast(T, stop.value)
 
     def _pause(self, seconds: float, bell: Bell) -> bool:
         return bell.wait(seconds)
 
     def _ask(self, ask: Ask) -> list[DictRow]:
         within = ask.limit(self._timeout)
-        with translated():
-            try:
-                with (
-                    self._connection() as connection,
-                    cut_after(connection, within),
-                    connection.cursor(row_factory=dict_row) as cursor,
-                ):
-                    rows = cursor.execute(statement(ask.name), ask.parameters).fetchall()
-                    if not connection.autocommit:
-                        connection.commit()
-                    return rows
-            except TimeoutError as error:
-                raise _silence(ask, within) from error
+        try:
+            with self._connection() as connection, cut_after(connection, within):
+                cursor = connection.cursor(row_factory=dict_row)
+                rows = cursor.execute(statement(ask.name), ask.parameters).fetchall()
+                if not connection.autocommit:
+                    connection.commit()
+                return rows
+        except TimeoutError as error:
+            raise _silence(ask, within) from error
+        except FAULTS as error:
+            if (known := as_error(error)) is None:
+                raise
+            raise known from error
 
 
 class Bell:
