@@ -9,7 +9,7 @@ import threading
 import pytest
 from tests.unit.virtual_time import run
 
-from leasedjob.workload import IntervalRegistry, Phase, ShutdownState
+from leasedjob.workload import IntervalRegistry, Phase, ShutdownState, SyncIntervalRegistry
 from leasedjob.workload.intervals import next_due
 
 
@@ -185,3 +185,107 @@ def test_names_and_numbers_that_can_t_be() -> None:
 @pytest.mark.parametrize(("now", "due"), [(0, 10), (10, 15), (12, 15), (15, 20), (31, 35)])
 def test_the_grid_of_ticks(now: float, due: float) -> None:
     assert next_due(10, 5, now) == due
+
+
+# --- without an event loop -------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Work that says when it has begun, and ends when it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self.running = self.most = self.ended = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.begun.release()
+        self.may_end.acquire(timeout=LONG)
+        with self._lock:
+            self.running -= 1
+            self.ended += 1
+
+
+LONG = 60.0
+
+
+class TestThreads:
+    def test_it_never_overlaps_itself_and_ticks_go_on(self) -> None:
+        intervals, gate = SyncIntervalRegistry(ShutdownState()), Gate()
+        intervals.add("a", 0.01, gate)
+        for _ in range(3):
+            assert gate.begun.acquire(timeout=LONG)
+            assert not gate.begun.acquire(timeout=0.05), "ticks that fall into an iteration are dropped"
+            assert intervals.in_hand() == ["the running iteration of interval a"]
+            gate.may_end.release()
+        gate.may_end.release(1000)
+        intervals.stop()
+        assert gate.most == 1
+        assert not intervals.in_hand()
+        assert not intervals.exists("a")
+
+    def test_delete_ends_the_ticks_and_a_name_used_anew_waits_for_the_iteration(self) -> None:
+        intervals, old, new = SyncIntervalRegistry(ShutdownState()), Gate(), Gate()
+        intervals.add("a", 0.01, old)
+        assert old.begun.acquire(timeout=LONG)
+        intervals.delete("a")
+        assert not intervals.exists("a")
+        intervals.add("a", 0.01, new)
+        assert intervals.exists("a")
+        assert not new.begun.acquire(timeout=0.1)
+        old.may_end.release()
+        assert new.begun.acquire(timeout=LONG)
+        new.may_end.release(1000)
+        intervals.stop()
+        assert old.ended == 1
+
+    def test_draining_begins_nothing_and_stop_waits_for_what_runs(self) -> None:
+        state = ShutdownState()
+        intervals, gate = SyncIntervalRegistry(state), Gate()
+        intervals.add("a", 0.01, gate)
+        assert gate.begun.acquire(timeout=LONG)
+        state.begin()
+        assert not intervals.exists("a")
+        stopping = threading.Thread(target=intervals.stop)
+        stopping.start()
+        stopping.join(0.1)
+        assert stopping.is_alive()
+        gate.may_end.release(1000)
+        stopping.join(LONG)
+        assert not stopping.is_alive()
+        assert gate.ended == 1
+
+    def test_a_failing_iteration_frees_its_place(self, caplog: pytest.LogCaptureFixture) -> None:
+        intervals, twice = SyncIntervalRegistry(ShutdownState()), threading.Semaphore(0)
+
+        def work() -> None:
+            twice.release()
+            raise OSError("the other side is down")
+
+        with caplog.at_level(logging.ERROR):
+            intervals.add("a", 0.01, work)
+            assert twice.acquire(timeout=LONG)
+            assert twice.acquire(timeout=LONG)
+            intervals.stop()
+        assert "the other side is down" in caplog.text
+
+    def test_what_is_refused(self) -> None:
+        async def work() -> None:
+            pass
+
+        intervals = SyncIntervalRegistry(ShutdownState())
+        intervals.add("a", 10, lambda: None)
+        with pytest.raises(ValueError, match="'a'"):
+            intervals.add("a", 10, lambda: None)
+        for seconds in (0, -1, float("nan"), float("inf"), True, "1"):
+            with pytest.raises(ValueError, match="positive"):
+                intervals.add("b", seconds, lambda: None)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="event loop"):
+            intervals.add("b", 1, work)
+        with pytest.raises(KeyError):
+            intervals.delete("b")
+        intervals.stop()
+        assert SyncIntervalRegistry.phase is Phase.INTERVALS

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leasedjob.workload.cascade import AsyncCascade, Cascade
     from leasedjob.workload.checkpoint import AsyncCheckpoints, Checkpoints
     from leasedjob.workload.draining import ShutdownState
-    from leasedjob.workload.intervals import IntervalRegistry
+    from leasedjob.workload.intervals import IntervalRegistry, SyncIntervalRegistry
     from leasedjob.workload.phases import Phase, PhaseReport, ShutdownBudget
     from leasedjob.workload.run import Mode, Run, current_run, find_run
     from leasedjob.workload.shutdown import GracefulShutdown, Stoppable
@@ -48,6 +48,7 @@ _HOME: Final = {
     "Run": "leasedjob.workload.run",
     "current_run": "leasedjob.workload.run",
     "find_run": "leasedjob.workload.run",
+    "SyncIntervalRegistry": "leasedjob.workload.intervals",
     "GracefulShutdown": "leasedjob.workload.shutdown",
     "Stoppable": "leasedjob.workload.shutdown",
 }
@@ -73,6 +74,7 @@ __all__ = [
     "SidecarUnavailableError",
     "StaleFencingTokenError",
     "Stoppable",
+    "SyncIntervalRegistry",
     "current_run",
     "find_run",
 ]
