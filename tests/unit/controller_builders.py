@@ -21,7 +21,7 @@ from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for, short
 from leasedjob.lease.rows import JobSchedulerStatus, Run
 from leasedjob.lease.trust import Timing
 from leasedjob.protocol import Seen, Testimony
-from leasedjob.schedule import Schedule
+from leasedjob.schedule import Timetable
 
 Json = dict[str, Any]
 
@@ -33,7 +33,7 @@ JOB = "nightly"
 CODE = f"{NAMESPACE}/{JOB}"
 JOB_UID = "0e6a7c1e-0000-4000-8000-00000000a001"
 TIMING = Timing(duration=900, heartbeat=60, grace=60, pre_stop=10)
-HOURLY = Schedule.parse("0 * * * *", "Etc/UTC")
+HOURLY = Timetable.of(["0 * * * *"])
 
 
 def at(seconds: float) -> datetime:

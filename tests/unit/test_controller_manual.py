@@ -13,7 +13,7 @@ from leasedjob.controller import manual
 from leasedjob.controller.decide import Claim, decide
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease.rows import JobSchedulerStatus, Run
-from leasedjob.schedule import Schedule
+from leasedjob.schedule import Timetable
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 TICK = "2026-07-20T03:00:00Z"
@@ -89,7 +89,7 @@ class TestTicks:
         assert manual.tick_refusal(b.policy(), b.T0) == ""
 
     def test_the_nearest_are_named(self) -> None:
-        rome = b.policy(schedule=Schedule.parse("30 4 * * *", "Europe/Rome"))
+        rome = b.policy(schedule=Timetable.of(["30 4 * * *"], "Europe/Rome"))
         assert manual.tick_refusal(rome, b.T0) == (
             'NotATick: spec.tick: 2026-07-20T03:00:00Z is no tick of "30 4 * * *" in Europe/Rome; '
             "the nearest: 2026-07-20T02:30:00Z and 2026-07-21T02:30:00Z"
@@ -108,7 +108,7 @@ class TestTicks:
     def test_what_runs_goes_on_when_the_schedule_is_edited(self) -> None:
         """And can still be cancelled."""
         body = b.run_body({"tick": TICK, "cancel": True})
-        (asked,) = manual.requests(b.CODE, [body], b.policy(schedule=Schedule.parse("30 * * * *")))
+        (asked,) = manual.requests(b.CODE, [body], b.policy(schedule=Timetable.of(["30 * * * *"])))
         assert asked.refusal
         assert asked.cancel
         assert status(body, b.run(pod_uid="p"), note=asked.refusal)["phase"] == "Running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from leasedjob.controller.spec import derive
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease.rows import Registration
 from leasedjob.lease.trust import Timing
-from leasedjob.schedule import ClockChangePolicy, MissedRunPolicy, Schedule
+from leasedjob.schedule import ClockChangePolicy, MissedRunPolicy, Timetable
 
 
 def entry(spec: b.Json | None = None, **more: Any) -> Entry:
@@ -36,7 +37,7 @@ def test_the_defaults() -> None:
     assert found.policy == Policy(
         type=JobSchedulerType.SCHEDULE,
         timing=Timing(900, 60, 60, 10),
-        schedule=Schedule.parse("0 * * * *", "Etc/UTC", code=b.CODE),
+        schedule=Timetable.of(["0 * * * *"], code=b.CODE),
     )
     assert found.template == b.TEMPLATE
     assert found.initial_lock_key == RunIdentity(JobSchedulerType.INITIAL, b.CODE, None).lock_key
@@ -46,7 +47,11 @@ def test_the_defaults() -> None:
 def test_every_field() -> None:
     found = entry(
         {
-            "schedule": "H 3 * * *",
+            "schedule": None,
+            "schedules": ["H 3 * * *", "30 4 * * 1"],
+            "notBefore": "2026-07-20T03:00:00Z",
+            "notAfter": "2099-07-20T03:00:00Z",
+            "jitterSeconds": 600,
             "timeZone": "Europe/Paris",
             "clockChangePolicy": "Kubernetes",
             "suspend": True,
@@ -71,7 +76,15 @@ def test_every_field() -> None:
     expected = Policy(
         type=JobSchedulerType.SCHEDULE,
         timing=Timing(300, 20, 30, 5),
-        schedule=Schedule.parse("H 3 * * *", "Europe/Paris", policy=ClockChangePolicy.Kubernetes, code=b.CODE),
+        schedule=Timetable.of(
+            ["H 3 * * *", "30 4 * * 1"],
+            "Europe/Paris",
+            policy=ClockChangePolicy.Kubernetes,
+            code=b.CODE,
+            not_before=datetime(2026, 7, 20, 3, tzinfo=UTC),
+            not_after=datetime(2099, 7, 20, 3, tzinfo=UTC),
+            jitter_seconds=600,
+        ),
         suspend=True,
         starting_deadline=100,
         concurrency=ConcurrencyPolicy.REPLACE,
@@ -201,6 +214,10 @@ class TestRegistration:
             ({"timeZone": "Europe/Paris"}, True, True),
             ({"timeZone": "Etc/UTC"}, False, None),
             ({"clockChangePolicy": "Kubernetes"}, True, True),
+            ({"schedule": None, "schedules": ["0 * * * *"]}, True, True),
+            ({"notBefore": "2026-07-20T03:00:00Z"}, True, True),
+            ({"notAfter": "2099-07-20T03:00:00Z"}, True, True),
+            ({"jitterSeconds": 60}, False, True),
             ({"backoffLimit": 3}, False, True),
             ({"template": {"spec": {"containers": [{"name": "main", "image": "other"}]}}}, False, True),
             ({"suspend": True}, False, False),

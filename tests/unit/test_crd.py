@@ -120,7 +120,7 @@ def test_the_pages_name_every_field_and_every_refusal() -> None:
         for path, node in nodes(schema_of(document)):
             if path.count(".") > 1 and not path.startswith(".spec.template.") and not path.endswith("[]"):
                 assert f"| `{path.rpartition('.')[2]}` |" in page, path
-            if path not in (".spec.schedule", ".spec.timeZone"):  # told in cron.md
+            if path not in (".spec.schedule", ".spec.schedules[]", ".spec.timeZone"):  # told in cron.md
                 for rule in node.get(VALIDATIONS, []):
                     assert rule["message"] in page, path
 
@@ -172,6 +172,9 @@ def test_columns_show_declared_fields(kind: crd.Kind) -> None:
             field = column.path.rpartition(".")[2]
             assert column.path == f'.status.conditions[?(@.type=="Ready")].{field}'
             assert at(schema, f"status.conditions.[].{field}")["type"] == column.type
+        elif column.name == "Schedule":  # whichever of the two there is
+            assert column.path == ".spec['schedule','schedules']"
+            assert {"schedule", "schedules"} <= set(at(schema, "spec")["properties"])
         elif not column.path.startswith(".metadata"):
             node = at(schema, column.path.removeprefix("."))
             assert column.type == {"date": "string"}.get(column.type, node["type"]) or node.get("format") == "date-time"

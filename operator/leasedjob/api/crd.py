@@ -123,7 +123,7 @@ KINDS: Final = (
         plural="leasedjobs",
         short="lj",
         columns=(
-            Column("Schedule", ".spec.schedule"),
+            Column("Schedule", ".spec['schedule','schedules']"),
             Column("Time Zone", ".spec.timeZone"),
             Column("Suspend", ".spec.suspend", "boolean"),
             Column("Ready", READY.format("status"), description="Whether the object is accepted and scheduled."),

@@ -50,7 +50,7 @@ def reason_for(field: str) -> Reason:
     match field.removeprefix("spec.").replace("[", ".").split(".", 1)[0]:
         case "code":
             return Reason.INVALID_CODE
-        case "schedule" | "schedules" | "type":
+        case "schedule" | "schedules" | "type" | "notBefore" | "notAfter" | "jitterSeconds":
             return Reason.INVALID_SCHEDULE
         case "timeZone":
             return Reason.UNKNOWN_TIME_ZONE

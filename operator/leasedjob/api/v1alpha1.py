@@ -24,13 +24,15 @@ from leasedjob.errors import InvalidScheduleError
 from leasedjob.identity import JobSchedulerType, js_trim
 from leasedjob.lease import trust
 from leasedjob.lease.trust import Timing
-from leasedjob.schedule import ClockChangePolicy, MissedRunPolicy, Schedule
+from leasedjob.schedule import MAX_JITTER_SECONDS, MAX_SCHEDULES, ClockChangePolicy, MissedRunPolicy, Timetable
 
 Spec = TypeVar("Spec", bound=Shape)
 MAX_LEASE_SECONDS: Final = 86_400
 MIN_GRACE_SECONDS: Final = 5
 MAX_GRACE_SECONDS: Final = 60
 MAX_PULL_SECRETS: Final = 16
+# Characters of an item of `schedules`: the API server estimates the cost of the rules from it, squared, ten times.
+MAX_ONE_OF_SEVERAL: Final = 256
 MAX_RUNS: Final = 10  # of `active` and of `recentRuns`; all of them are in the database
 MAX_RANGES: Final = 10  # of `ledger`
 MAX_BACKFILL_TICKS: Final = 100_000
@@ -62,6 +64,26 @@ class ExitZeroOnStop(StrEnum):
 
     RETRY = "Retry"
     SUCCESS = "Success"
+
+
+# --- of both kinds ---------------------------------------------------------------------------------------------------
+_TICK: Final = r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z$"
+
+
+def _is_instant(text: str) -> str:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise PydanticCustomError("tick", "no such date") from None
+    return text
+
+
+_INSTANT: Final = Rule(
+    cel=expressions.matches(_TICK),
+    holds=expressions.matcher(_TICK),
+    message="must be an instant in UTC such as 2026-07-20T03:00:00Z",
+)
+Instant = Annotated[str, Field(max_length=64), Rules((_INSTANT,)), AfterValidator(_is_instant)]
 
 
 # --- LeasedJob: spec -------------------------------------------------------------------------------------------------
@@ -139,16 +161,37 @@ class SidecarSpec(Shape):
 
 
 _HAS_SCHEDULE: Final = Rule(
-    cel="self.type == 'Initial' || has(self.schedule)",
-    holds=lambda spec: spec.type is JobType.INITIAL or spec.schedule is not None,
+    cel="self.type == 'Initial' || has(self.schedule) || has(self.schedules)",
+    holds=lambda spec: spec.type is JobType.INITIAL or spec.schedule is not None or spec.schedules is not None,
     field="schedule",
-    message="is required unless type is Initial",
+    message="is required unless type is Initial; several of them go into schedules",
 )
-_NO_SCHEDULE: Final = Rule(
-    cel="self.type != 'Initial' || !has(self.schedule)",
-    holds=lambda spec: spec.type is not JobType.INITIAL or spec.schedule is None,
-    field="schedule",
-    message="is forbidden for type Initial, which runs once, ever",
+_ONE_SCHEDULE: Final = Rule(
+    cel="!has(self.schedule) || !has(self.schedules)",
+    holds=lambda spec: spec.schedule is None or spec.schedules is None,
+    field="schedules",
+    message="can't stand beside schedule: write all of them into schedules",
+)
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _not_for_initial(field: str, attribute: str) -> Rule:
+    return Rule(
+        cel=f"self.type != 'Initial' || !has(self.{field})",
+        holds=lambda spec: spec.type is not JobType.INITIAL or getattr(spec, attribute) is None,
+        field=field,
+        message="is forbidden for type Initial, which runs once, ever",
+    )
+
+
+_BOUNDS: Final = Rule(  # one form, in UTC: text sorts as the instants do
+    cel="!has(self.notBefore) || !has(self.notAfter) || self.notBefore <= self.notAfter",
+    holds=lambda spec: spec.not_before is None or spec.not_after is None or spec.not_before <= spec.not_after,
+    field="notAfter",
+    message="must not be earlier than notBefore",
 )
 _CODE_STAYS: Final = Rule(
     cel="has(self.code) == has(oldSelf.code) && (!has(self.code) || self.code == oldSelf.code)",
@@ -171,8 +214,23 @@ class LeasedJobSpec(Shape):
     """Names the runs within the namespace, in every cluster of the database. Default: the object's name. Immutable."""
     schedule: Annotated[str, Field(min_length=1, max_length=1024), Rules(SCHEDULE_RULES)] | None = None
     """Five cron fields or a macro such as @daily; H stands for a number that follows from the code."""
+    schedules: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_ONE_OF_SEVERAL), Rules(SCHEDULE_RULES)]],
+            Field(min_length=1, max_length=MAX_SCHEDULES),
+        ]
+        | None
+    ) = None
+    """Several of them instead of schedule, in one time zone; where they meet there is one run."""
+    not_before: Instant | None = None
+    """No tick before this instant, such as 2026-07-20T03:00:00Z; a tick at it counts."""
+    not_after: Instant | None = None
+    """No tick after this instant; a tick at it counts."""
+    jitter_seconds: Annotated[Int, Field(ge=0, le=MAX_JITTER_SECONDS)] | None = None
+    """A run starts up to so many seconds after its tick, and before the next one: a time that follows from code and
+    tick, the same in every cluster. The run key stays the tick."""
     time_zone: Annotated[str, Field(min_length=1, max_length=64), Rules(TIME_ZONE_RULES)] = "Etc/UTC"
-    """The IANA time zone of schedule."""
+    """The IANA time zone of schedule and schedules."""
     clock_change_policy: ClockChangePolicy = ClockChangePolicy.RunOnce
     """RunOnce runs a fixed time that a clock change skips or repeats exactly once; Kubernetes does as CronJob does."""
     suspend: Bool = False
@@ -208,7 +266,18 @@ class LeasedJobSpec(Shape):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _HAS_SCHEDULE,
-        _NO_SCHEDULE,
+        _ONE_SCHEDULE,
+        *(
+            _not_for_initial(field, attribute)
+            for field, attribute in (
+                ("schedule", "schedule"),
+                ("schedules", "schedules"),
+                ("notBefore", "not_before"),
+                ("notAfter", "not_after"),
+                ("jitterSeconds", "jitter_seconds"),
+            )
+        ),
+        _BOUNDS,
         _CODE_STAYS,
         _TYPE_STAYS,
         TRUST_RULE,
@@ -218,11 +287,10 @@ class LeasedJobSpec(Shape):
 
     def more_problems(self) -> list[tuple[str, str]]:
         found = [(p.field.removeprefix("spec."), p.message) for p in pod_template.problems(self.template, self)]
-        if self.schedule is not None:
-            try:
-                self.schedule_for("")
-            except InvalidScheduleError as error:
-                found.append((error.field, error.message))
+        try:
+            self.schedule_for("")
+        except InvalidScheduleError as error:
+            found.append((error.field, error.message))
         return found
 
     @property
@@ -236,15 +304,24 @@ class LeasedJobSpec(Shape):
             containers=pod_template.workload_count(self.template),
         )
 
-    def schedule_for(self, code: str) -> Schedule | None:
-        """The parsed schedule; `code` is what `H` is a hash of. None for type Initial.
+    def schedule_for(self, code: str) -> Timetable | None:
+        """All schedules, parsed; `code` is what `H` and the jitter are hashes of. None for type Initial.
 
         Raises:
             InvalidScheduleError: never for a spec that was validated.
         """
-        if self.schedule is None:
+        if self.schedules is None and self.schedule is None:
             return None
-        return Schedule.parse(self.schedule, self.time_zone, policy=self.clock_change_policy, code=code)
+        return Timetable.of(
+            [self.schedule] if self.schedule is not None else self.schedules or [],
+            self.time_zone,
+            policy=self.clock_change_policy,
+            code=code,
+            fields=() if self.schedule is None else ["schedule"],
+            not_before=_instant(self.not_before),
+            not_after=_instant(self.not_after),
+            jitter_seconds=self.jitter_seconds or 0,
+        )
 
 
 def parse_job(body: Mapping[str, Any]) -> LeasedJobSpec | list[Problem]:
@@ -443,17 +520,6 @@ class LeasedJobStatus(Shape):
 
 
 # --- LeasedJobRun ----------------------------------------------------------------------------------------------------
-_TICK: Final = r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z$"
-
-
-def _is_instant(text: str) -> str:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise PydanticCustomError("tick", "no such date") from None
-    return text
-
-
 def _stays(field: str, optional: bool) -> Rule:
     same = f"self.{field} == oldSelf.{field}"
     return Rule(
@@ -461,14 +527,6 @@ def _stays(field: str, optional: bool) -> Rule:
         field=field,
         message="is immutable: a LeasedJobRun asks for one run; create another one instead",
     )
-
-
-_INSTANT: Final = Rule(
-    cel=expressions.matches(_TICK),
-    holds=expressions.matcher(_TICK),
-    message="must be an instant in UTC such as 2026-07-20T03:00:00Z",
-)
-Instant = Annotated[str, Field(max_length=64), Rules((_INSTANT,)), AfterValidator(_is_instant)]
 
 
 class RunAction(StrEnum):

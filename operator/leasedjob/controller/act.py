@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, assert_never
 from uuid import UUID
 
@@ -35,7 +35,7 @@ from leasedjob.controller.facts import PodFacts, pod_facts
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.manual import RequestReason, note_of
 from leasedjob.controller.metrics import Metrics
-from leasedjob.controller.model import JobView
+from leasedjob.controller.model import JobView, Policy
 from leasedjob.controller.outcome import REPORTED, Result, cut, joined, reported_error
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
@@ -86,6 +86,18 @@ class Progress:
 def _reason(reason: str, message: str) -> str:
     """What the row keeps: `<Reason>: <message>`, the end of a long message."""
     return joined(reason, cut(message))
+
+
+def _start(policy: Policy, tick: datetime) -> datetime:
+    return tick if policy.schedule is None else policy.schedule.start_of(tick)
+
+
+def _deadline_ms(policy: Policy, tick: datetime | None) -> int | None:
+    """startingDeadlineSeconds as the database judges it, from the tick: jitter comes on top."""
+    if policy.starting_deadline is None:
+        return None
+    later = timedelta(0) if tick is None else _start(policy, tick) - tick
+    return policy.starting_deadline * 1000 + later // timedelta(milliseconds=1)
 
 
 @dataclass(slots=True)
@@ -255,7 +267,7 @@ class Actor:
                 tenant=tenant_of(self.settings.cluster, entry.namespace),
                 run_lease_ms=policy.timing.duration * 1000,
                 on_overlap=action.overlap,
-                starting_deadline_ms=None if policy.starting_deadline is None else policy.starting_deadline * 1000,
+                starting_deadline_ms=_deadline_ms(policy, action.tick),
                 backoff_limit=policy.backoff_limit,
                 manual=action.manual,
                 dropped=action.dropped,
@@ -385,7 +397,8 @@ class Actor:
         first = action.previous.created_at if action.previous else result.db_now
         created = await self._create(entry, view, attempt, first)
         if created and action.tick is not None and action.previous is None and not action.manual:
-            self.metrics.skew_seconds.observe(max(0.0, (self.clock.now() - action.tick).total_seconds()))
+            late = self.clock.now() - _start(view.policy, action.tick)
+            self.metrics.skew_seconds.observe(max(0.0, late.total_seconds()))
 
     async def _create(self, entry: Entry, view: JobView, attempt: Attempt, first_claimed: datetime) -> bool:
         """Creates the attempt's Pod, or releases the claim with the reason why not. True if the Pod exists."""

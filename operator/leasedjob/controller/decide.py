@@ -425,7 +425,7 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
     if policy.type is not JobSchedulerType.SCHEDULE or policy.schedule is None or policy.suspend:
         return
     assert job.watermark is not None
-    wake.by(policy.schedule.next(job.now))
+    wake.by(policy.schedule.next_start(job.now))
     due = ticks_due(
         policy.schedule,
         job.watermark,

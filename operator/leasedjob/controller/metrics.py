@@ -34,7 +34,10 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
         )  # fmt: skip
         self.skew_seconds = Histogram(
-            "leasedjob_start_skew_seconds", "From the tick to the Pod's creation.", registry=r, buckets=SKEW_BUCKETS
+            "leasedjob_start_skew_seconds",
+            "From the tick's start, jitter included, to the Pod's creation.",
+            registry=r,
+            buckets=SKEW_BUCKETS,
         )
         self.pods_created = Counter("leasedjob_pods_created", "Pods created by this replica.", registry=r)
         self.pods_refused = Counter("leasedjob_pods_refused", "Pods that could not be created.", registry=r)

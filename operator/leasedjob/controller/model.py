@@ -14,7 +14,7 @@ from leasedjob.controller.facts import PodFacts
 from leasedjob.identity import JobSchedulerType, run_key_for
 from leasedjob.lease.rows import Run
 from leasedjob.lease.trust import Timing
-from leasedjob.schedule import MissedRunPolicy, Schedule
+from leasedjob.schedule import MissedRunPolicy, Timetable
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Policy:
 
     type: JobSchedulerType
     timing: Timing
-    schedule: Schedule | None = None
+    schedule: Timetable | None = None
     suspend: bool = False
     starting_deadline: int | None = None
     concurrency: ConcurrencyPolicy = ConcurrencyPolicy.FORBID

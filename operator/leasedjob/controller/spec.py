@@ -26,6 +26,15 @@ def _hash(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _schedule_hash(spec: LeasedJobSpec) -> str:
+    """Changes with the instants that are ticks, and so moves the watermark. Jitter moves none of them: a tick whose
+    start is still to come would be lost."""
+    own = spec.schedule, spec.time_zone, spec.clock_change_policy
+    later = spec.schedules, spec.not_before, spec.not_after
+    # As before those fields existed, so that an upgrade moves no watermark.
+    return _hash(*own) if later == (None, None, None) else _hash(*own, *later)
+
+
 def derive(entry: Entry, settings: Settings) -> None:
     """Fills in the entry's derived fields if its spec has changed."""
     generation = int(entry.body["metadata"].get("generation") or 1)
@@ -72,7 +81,7 @@ def derive(entry: Entry, settings: Settings) -> None:
         namespace=entry.namespace,
         name=entry.name,
         created_at=entry.created_at,
-        schedule_hash=_hash(parsed.schedule, parsed.time_zone, parsed.clock_change_policy),
+        schedule_hash=_schedule_hash(parsed),
         spec_hash=_hash({k: v for k, v in entry.body["spec"].items() if k not in ("suspend", "sidecar")}),
         policy=policy.concurrency.value,
         suspended=policy.suspend,

@@ -104,7 +104,7 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
     holder = held[0] if held else last
     policy = entry.policy
     scheduled = policy and policy.schedule and not policy.suspend and entry.problem is None and conflict is None
-    ahead = list(policy.schedule.preview(view.now, PREVIEW)) if scheduled and policy and policy.schedule else []
+    ahead = list(policy.schedule.ahead(view.now, PREVIEW)) if scheduled and policy and policy.schedule else []
     successes = [r.finished_at for r in newest if r.status is JobSchedulerStatus.SUCCESS]
     failures = [r.finished_at for r in newest if r.status is JobSchedulerStatus.FAIL and not r.stopped_as]
     status = LeasedJobStatus(

@@ -24,11 +24,27 @@ class MissedRunPolicy(StrEnum):
 
 
 class TickReason(StrEnum):
-    """Why ticks are dropped."""
+    """Why ticks don't run, where no claim decides."""
 
     StartingDeadline = "StartingDeadline"  # startingDeadlineSeconds had passed
     MissedRunPolicy = "MissedRunPolicy"  # the policy starts only the latest, or none
     MissedRunLimit = "MissedRunLimit"  # RunAll starts at most missedRunLimit
+    Suspended = "Suspended"  # spec.suspend
+    SuspendedAfterFailures = "SuspendedAfterFailures"  # suspendAfterFailures
+    ScheduleEdited = "ScheduleEdited"  # they were ticks of the schedule that was
+
+    @property
+    def kind(self) -> str:
+        """The ledger's word: skipped by policy, missed because it was too late, dropped by an edit."""
+        match self:
+            case TickReason.Suspended | TickReason.SuspendedAfterFailures:
+                return "skipped"
+            case TickReason.ScheduleEdited:
+                return "dropped"
+            case TickReason.StartingDeadline | TickReason.MissedRunPolicy | TickReason.MissedRunLimit:
+                return "missed"
+            case _:
+                assert_never(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +67,17 @@ class DueTicks:
 
 
 class Ticks(Protocol):
-    """What this module needs of a schedule."""
+    """What this module needs of a schedule or a timetable."""
 
     def next(self, after: datetime) -> datetime | None: ...
 
     def previous(self, before_or_at: datetime) -> datetime | None: ...
 
     def count(self, after: datetime, through: datetime) -> tuple[int, bool]: ...
+
+    def start_of(self, tick: datetime) -> datetime: ...
+
+    def latest_started(self, now: datetime) -> datetime | None: ...
 
 
 def ticks_due(
@@ -70,34 +90,40 @@ def ticks_due(
     starting_deadline: int | None = None,
     on_time: timedelta,
 ) -> DueTicks:
-    """Sort the ticks in (watermark, now] into those to claim and those to drop.
+    """Sort the ticks after the watermark whose start has come into those to claim and those to drop.
 
     Args:
         watermark: ticks up to here don't count; aware, as `now`.
         limit: missedRunLimit, ticks that RunAll starts at most.
-        starting_deadline: startingDeadlineSeconds; a tick older than that is dropped. None: no deadline.
-        on_time: how late the latest tick may be and still count as on time, which Skip requires.
+        starting_deadline: startingDeadlineSeconds; a tick whose start is longer ago than that is dropped. None: no
+            deadline.
+        on_time: how late the latest start may be and still count as on time, which Skip requires.
 
     Takes time by `limit` and the months of the gap, at most 20,000 days of them, not by the number of ticks.
     """
-    latest = schedule.previous(now)
+    latest = schedule.latest_started(now)
     if latest is None or latest <= watermark:
         return DueTicks()
     deadline = None if starting_deadline is None else now - timedelta(seconds=starting_deadline)
-    if deadline is not None and latest < deadline:
+    if deadline is not None and schedule.start_of(latest) < deadline:
         return DueTicks(dropped=_range(schedule, watermark, latest, TickReason.StartingDeadline))
 
     match policy:
         case MissedRunPolicy.RunLatest:
             return _only_latest(schedule, watermark, latest)
         case MissedRunPolicy.Skip:
-            if now - latest <= on_time:
+            if now - schedule.start_of(latest) <= on_time:
                 return _only_latest(schedule, watermark, latest)
             return DueTicks(dropped=_range(schedule, watermark, latest, TickReason.MissedRunPolicy))
         case MissedRunPolicy.RunAll:
             return _all_within(schedule, watermark, latest, deadline, limit)
         case _:
             assert_never(policy)
+
+
+def passed_over(schedule: Ticks, watermark: datetime, now: datetime, reason: TickReason) -> tuple[TickRange, ...]:
+    """All ticks in (watermark, now], as a range that doesn't run; empty if there are none."""
+    return _range(schedule, watermark, schedule.previous(now), reason)
 
 
 def _only_latest(schedule: Ticks, watermark: datetime, latest: datetime) -> DueTicks:
@@ -110,7 +136,9 @@ def _all_within(
 ) -> DueTicks:
     claims: list[datetime] = []
     tick: datetime | None = latest
-    while tick is not None and tick > watermark and len(claims) < limit and (deadline is None or tick >= deadline):
+    while tick is not None and tick > watermark and len(claims) < limit:
+        if deadline is not None and schedule.start_of(tick) < deadline:
+            break
         claims.append(tick)
         tick = _before(schedule, tick)
     claims.reverse()
@@ -119,6 +147,8 @@ def _all_within(
     kept_from = watermark
     if deadline is not None:
         last_expired = _before(schedule, deadline)  # strictly before it: a tick at its deadline may still start
+        if last_expired is not None and schedule.start_of(last_expired) >= deadline:
+            last_expired = _before(schedule, last_expired)  # that one starts before the next tick
         if last_expired is not None and last_expired > watermark:
             expired = _range(schedule, watermark, last_expired, TickReason.StartingDeadline)
             kept_from = last_expired

@@ -202,6 +202,14 @@ class Schedule:
                 return ClockEffect.MovedAfterGap, skipped
         return None
 
+    def start_of(self, tick: datetime) -> datetime:
+        """When the run of `tick` starts: at the tick. A timetable may say otherwise."""
+        return tick
+
+    def latest_started(self, now: datetime) -> datetime | None:
+        """The latest tick whose start is at or before `now`."""
+        return self.previous(now)
+
     # --- ticks by wall time -------------------------------------------------------------------------------------------
 
     def _next_once(self, after: datetime) -> datetime | None:

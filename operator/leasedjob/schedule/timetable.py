@@ -73,15 +73,12 @@ class Timetable:
             raise InvalidScheduleError("jitterSeconds", f"is {jitter_seconds}, but must be at least 0")
         if not_before is not None and not_after is not None and not_before > not_after:
             raise InvalidScheduleError("notAfter", "is earlier than notBefore")
-        timetable = cls(
+        return cls(
             schedules,
             None if not_before is None else not_before.astimezone(UTC),
             None if not_after is None else not_after.astimezone(UTC),
             timedelta(seconds=jitter_seconds),
         )
-        if not_before is not None and not_after is not None and timetable.next(not_before - _INSTANT) is None:
-            raise InvalidScheduleError("notAfter", "never fires: no tick lies between notBefore and notAfter")
-        return timetable
 
     @property
     def expression(self) -> str:
@@ -104,10 +101,15 @@ class Timetable:
     def warnings(self) -> tuple[str, ...]:
         """What a person may not have meant, in words; the timetable is valid all the same."""
         if len(self.schedules) == 1:
-            return self.schedules[0].warnings
-        found = [f'"{s.expression}": {text}' for s in self.schedules for text in s.warnings]
-        twice = sorted({s.expression for s in self.schedules if self.schedules.count(s) > 1})
-        return (*found, *(f'"{expression}" is written more than once' for expression in twice))
+            found = list(self.schedules[0].warnings)
+        else:
+            found = [f'"{s.expression}": {text}' for s in self.schedules for text in s.warnings]
+            twice = sorted({s.expression for s in self.schedules if self.schedules.count(s) > 1})
+            found += [f'"{expression}" is written more than once' for expression in twice]
+        # No refusal: with an H in the schedule it would depend on the code.
+        if self.not_before is not None and self.not_after is not None and self.next(self.not_before - _INSTANT) is None:
+            found.append("no tick lies between notBefore and notAfter")
+        return tuple(found)
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -243,10 +245,13 @@ class Timetable:
             return tick
         return self.previous(tick - _INSTANT)  # it starts before `tick`, which is before `now`
 
-    def next_start(self, now: datetime) -> datetime | None:
-        """The first start strictly later than `now`."""
+    def ahead(self, now: datetime, n: int) -> tuple[datetime, ...]:
+        """The next `n` ticks whose start is later than `now`; the first may be earlier than `now` itself."""
         pending = self.previous(now) if self.jitter else None
         if pending is not None and self.start_of(pending) > now:
-            return self.start_of(pending)
-        tick = self.next(now)
-        return None if tick is None else self.start_of(tick)
+            return self.preview(pending - _INSTANT, n)
+        return self.preview(now, n)
+
+    def next_start(self, now: datetime) -> datetime | None:
+        """The first start strictly later than `now`."""
+        return next((self.start_of(tick) for tick in self.ahead(now, 1)), None)
