@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from statistics import median
 from typing import Final
 
-from bench.model import Result, Row, Scale, ratios, turns
+from bench.model import Aim, Result, Row, Scale, ratios, turns
 
 # `hold` and `adopt` import the driver when they first connect, after the ports are open.
 PARTS: Final = {
@@ -20,6 +21,7 @@ PARTS: Final = {
     "adopt, connecting": "leasedjob.sidecar.adopt, leasedjob.lease.database, leasedjob.lease.store",
     "workload": "leasedjob.workload",
     "workload, in use": "leasedjob.workload.run, leasedjob.workload.draining, leasedjob.workload.shutdown",
+    "workload, every name": "leasedjob.workload; from leasedjob.workload import *",
     "exec": "leasedjob.workload.verbs",
 }
 _PROGRAM: Final = """
@@ -55,6 +57,6 @@ def measure(scale: Scale) -> Result:
             else Row(f"{part} ({counts[part]})", "ms", tuple(values), ratios(values, found["psycopg"]), "psycopg")
             for part, values in found.items()
         ),
-        (),
+        (Aim("importing leasedjob.workload over bare Python, ms", median(found["workload"]), 60),),
         {"bytecode": "cached"},
     )

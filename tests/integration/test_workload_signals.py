@@ -154,6 +154,35 @@ asyncio.run(main())
     assert "CRITICAL shutdown: the budget of 5 s is over; cut off: api" in process.err
 
 
+def test_a_task_that_never_ends_and_a_phase_that_raises_are_named_and_the_rest_still_runs(run: Processes) -> None:
+    process = run.python(
+        PRELUDE
+        + """
+async def main():
+    state = ShutdownState.listening()
+    never = asyncio.create_task(asyncio.Event().wait())
+    async def finish():
+        await never
+    def fail():
+        raise OSError("no broker")
+    async with GracefulShutdown(state, ShutdownBudget.within(4, 0)) as shutdown:
+        shutdown.on_stop(Phase.BACKGROUND, "task", finish)
+        shutdown.on_stop(Phase.CONSUMERS, "consumer", fail)
+        shutdown.on_stop(Phase.POOLS, "pool", lambda: print("closed"))
+        print("ready")
+        report = await shutdown.finished()
+    print(*(f"{line.phase} {line.outcome}" for line in report))
+asyncio.run(main())
+"""
+    )
+    process.line("ready")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert process.out[1:] == ["closed", "background cut consumers failed pools done"]
+    assert "ERROR shutdown: background: task was cut off" in process.err
+    assert "ERROR shutdown: consumers: consumer failed: OSError: no broker" in process.err
+
+
 def test_a_program_that_does_not_end_after_its_stop_ends_by_itself_and_says_what_ran(run: Processes) -> None:
     process = run.python(
         PRELUDE

@@ -258,6 +258,12 @@ class TestMetric:
         metrics._histogram.cache_clear()
 
 
+HEAVY = (
+    *("psycopg", "psycopg_pool", "sqlalchemy", "uvicorn", "apscheduler", "bullmq", "redis", "aiokafka"),
+    *("prometheus_client", "kopf", "kubernetes", "pydantic", "click"),
+)
+
+
 @pytest.mark.parametrize(
     "modules",
     ["leasedjob.workload", "leasedjob.workload.run, leasedjob.workload.shutdown, leasedjob.workload.sidecar"],
@@ -265,5 +271,10 @@ class TestMetric:
 def test_it_pulls_in_no_driver_no_adapter_and_no_loop(modules: str) -> None:
     program = f"import sys, {modules}; print(sorted({{m.partition('.')[0] for m in sys.modules}}))"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    heavy = ("psycopg", "prometheus_client", "asyncio", "kopf", "kubernetes", "pydantic", "click")
-    assert not [name for name in heavy if f"'{name}'" in found]
+    assert not [name for name in ("asyncio", *HEAVY) if f"'{name}'" in found]
+
+
+def test_no_name_of_the_package_pulls_in_a_driver_or_an_adapter() -> None:
+    program = "import sys; from leasedjob.workload import *; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert not [name for name in HEAVY if f"'{name}'" in found]
