@@ -11,7 +11,7 @@ SELECT leasedjob.unregister_objects(%(cluster)s, %(codes)s::text[], %(uids)s::te
 
 -- name: claim_runs
 -- Asks for a batch of runs.
-SELECT * FROM leasedjob.claim_batch(%(cluster)s, %(requests)s::json) ORDER BY ordinal;
+SELECT * FROM leasedjob.claim_batch(%(cluster)s, %(requests)s::json, %(shared)s::json) ORDER BY ordinal;
 
 -- name: record_ticks
 -- Records ticks that don't run, and moves the watermark.

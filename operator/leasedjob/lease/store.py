@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from psycopg.rows import DictRow, args_row, dict_row
@@ -151,9 +152,7 @@ class OperatorStore:
                 within(self._timeout, self._connection, "claim_runs") as connection,
                 connection.cursor(row_factory=args_row(_claim_result)) as cursor,
             ):
-                await cursor.execute(
-                    statement("claim_runs"), {"cluster": cluster, "requests": claims_document(requests)}
-                )
+                await cursor.execute(statement("claim_runs"), {"cluster": cluster, **claims_document(requests)})
                 return await cursor.fetchall()
 
     async def _pruned(self, identities: Sequence[RunIdentity]) -> dict[RunIdentity, ClaimResult]:
@@ -375,43 +374,66 @@ def _ranges_json(ranges: Sequence[TickRange]) -> list[dict[str, Any]]:
     ]
 
 
-def claims_document(requests: Sequence[ClaimRequest]) -> str:
-    """What `claim_runs` is asked, as JSON. What is as the function assumes it anyway is left out."""
-    return json.dumps([_claim_json(ordinal, request) for ordinal, request in enumerate(requests)])
+# What the requests of one tick mostly have in common.
+_COMMON: Final = attrgetter(
+    "identity.type",
+    "identity.run_key",
+    "tick",
+    "namespace",
+    "tenant",
+    "lease_ms",
+    "run_lease_ms",
+    "on_overlap",
+    "starting_deadline_ms",
+    "backoff_limit",
+    "interruption_limit",
+    "manual",
+    "reopen",
+    "dropped",
+)
+
+
+def claims_document(requests: Sequence[ClaimRequest]) -> dict[str, str]:
+    """What `claim_runs` is asked, as JSON: what a request is unless it says otherwise, and the requests."""
+    shared, common = _claim_json(0, requests[0]), _COMMON(requests[0])
+    each = [
+        _own_json(ordinal, request)
+        if _COMMON(request) == common
+        else {name: value for name, value in _claim_json(ordinal, request).items() if value != shared[name]}
+        for ordinal, request in enumerate(requests)
+    ]
+    return {"shared": json.dumps(shared), "requests": json.dumps(each)}
+
+
+def _own_json(ordinal: int, request: ClaimRequest) -> dict[str, Any]:
+    return {
+        "ordinal": ordinal,
+        "code": request.identity.code,
+        "lock_key": request.identity.lock_key,
+        "name": request.name,
+        "job_name": request.job_name,
+        "job_uid": request.job_uid,
+    }
 
 
 def _claim_json(ordinal: int, request: ClaimRequest) -> dict[str, Any]:
-    identity = request.identity
-    raw = {
-        "ordinal": ordinal,
-        "code": identity.code,
-        "run_key": identity.run_key,
-        "lock_key": identity.lock_key,
-        "name": request.name,
+    return {
+        **_own_json(ordinal, request),
+        "type": request.identity.type.value,
+        "run_key": request.identity.run_key,
+        "tick": None if request.tick is None else request.tick.isoformat(),
         "namespace": request.namespace,
-        "job_name": request.job_name,
-        "job_uid": request.job_uid,
         "tenant": request.tenant,
         "lease_ms": request.lease_ms,
         "run_lease_ms": request.run_lease_ms,
         "on_overlap": request.on_overlap.value,
+        "starting_deadline_ms": request.starting_deadline_ms,
+        "backoff_limit": request.backoff_limit,
         "interruption_limit": request.interruption_limit,
+        "manual": request.manual,
+        "reopen": request.reopen,
+        "dropped": _ranges_json(request.dropped),
     }
-    if request.tick is not None:
-        raw["tick"] = request.tick.isoformat()
-    if identity.type is not JobSchedulerType.SCHEDULE:
-        raw["type"] = identity.type.value
-    if request.starting_deadline_ms is not None:
-        raw["starting_deadline_ms"] = request.starting_deadline_ms
-    if request.backoff_limit:
-        raw["backoff_limit"] = request.backoff_limit
-    if request.manual:
-        raw["manual"] = True
-    if request.reopen:
-        raw["reopen"] = True
-    if request.dropped:
-        raw["dropped"] = _ranges_json(request.dropped)
-    return raw
 
 
 def _run(row: DictRow, cluster: str) -> Run:
