@@ -25,6 +25,7 @@ from leasedjob.errors import InvalidJobIdentityOptionsError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+MAX_LABEL_LENGTH: Final = 63  # of a label's value, in Kubernetes
 MAX_CODE_LENGTH: Final = 64  # UTF-16 code units
 MAX_RUN_KEY_LENGTH: Final = 1024  # UTF-16 code units
 MAX_POD_NAME_LENGTH: Final = 63
@@ -123,6 +124,12 @@ class RunIdentity:
 def short_hash(text: str) -> str:
     """16 hexadecimal digits of the SHA-256 of `text`: for labels and names, not for security."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def label_value(text: str) -> str:
+    """`text` where it is a valid label value, else its hash."""
+    ok = len(text) <= MAX_LABEL_LENGTH and text[:1].isalnum() and text[-1:].isalnum() and text.isascii()
+    return text if ok and all(c.isalnum() or c in "-_." for c in text) else short_hash(text)
 
 
 def _cut_utf16(text: str, units: int) -> str:

@@ -16,7 +16,8 @@ from tests.unit import controller_builders as b
 from leasedjob import protocol
 from leasedjob.controller import pods
 from leasedjob.controller.facts import pod_facts
-from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod, claim_digest, label_value
+from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod, claim_digest
+from leasedjob.identity import label_value
 from leasedjob.lease.trust import Timing
 
 ATTEMPT = Attempt(

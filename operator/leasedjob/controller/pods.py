@@ -16,11 +16,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from leasedjob import protocol
-from leasedjob.identity import pod_name, short_hash
+from leasedjob.identity import label_value, pod_name, short_hash
 from leasedjob.lease.trust import Timing
 
 Json = dict[str, Any]
-LABEL_LIMIT: Final = 63
 RESTRICTED: Final[Mapping[str, Any]] = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -70,12 +69,6 @@ class Owner:
 def claim_digest(token: str) -> str:
     """What stands in the Pod's annotation, so that AlreadyExists can be told from a stranger's Pod."""
     return hashlib.sha256(token.encode()).hexdigest()[:32]
-
-
-def label_value(text: str) -> str:
-    """`text` where it is a valid label value, else its hash."""
-    ok = len(text) <= LABEL_LIMIT and text[:1].isalnum() and text[-1:].isalnum() and text.isascii()
-    return text if ok and all(c.isalnum() or c in "-_." for c in text) else short_hash(text)
 
 
 def cluster_label(cluster: str) -> str:
