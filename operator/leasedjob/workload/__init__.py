@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from leasedjob.errors import (
         DrainingError,
+        IdempotencyKeyReusedError,
+        InvalidOutboxMessageError,
         InvalidShutdownBudgetError,
+        MessageRefusedError,
         OutcomeRefusedError,
+        PublisherUnavailableError,
         RunNotAcquiredError,
         SidecarUnavailableError,
         StaleFencingTokenError,
@@ -23,14 +27,29 @@ if TYPE_CHECKING:
     from leasedjob.workload.checkpoint import AsyncCheckpoints, Checkpoints
     from leasedjob.workload.draining import ShutdownState
     from leasedjob.workload.intervals import IntervalRegistry, SyncIntervalRegistry
+    from leasedjob.workload.outbox.judge import Patience
+    from leasedjob.workload.outbox.operations import (
+        enqueue_once,
+        install_outbox,
+        outbox_status,
+        parked_messages,
+        prune_outbox,
+        retry_parked,
+    )
+    from leasedjob.workload.outbox.publisher import CallablePublisher, OutboxMessage, Publisher
+    from leasedjob.workload.outbox.relay import OutboxRelay
     from leasedjob.workload.phases import Phase, PhaseReport, ShutdownBudget
     from leasedjob.workload.run import Mode, Run, current_run, find_run
     from leasedjob.workload.shutdown import GracefulShutdown, Stoppable
 
 _HOME: Final = {
     "DrainingError": "leasedjob.errors",
+    "IdempotencyKeyReusedError": "leasedjob.errors",
+    "InvalidOutboxMessageError": "leasedjob.errors",
     "InvalidShutdownBudgetError": "leasedjob.errors",
+    "MessageRefusedError": "leasedjob.errors",
     "OutcomeRefusedError": "leasedjob.errors",
+    "PublisherUnavailableError": "leasedjob.errors",
     "RunNotAcquiredError": "leasedjob.errors",
     "SidecarUnavailableError": "leasedjob.errors",
     "StaleFencingTokenError": "leasedjob.errors",
@@ -41,6 +60,17 @@ _HOME: Final = {
     "Checkpoints": "leasedjob.workload.checkpoint",
     "ShutdownState": "leasedjob.workload.draining",
     "IntervalRegistry": "leasedjob.workload.intervals",
+    "CallablePublisher": "leasedjob.workload.outbox.publisher",
+    "OutboxMessage": "leasedjob.workload.outbox.publisher",
+    "OutboxRelay": "leasedjob.workload.outbox.relay",
+    "Patience": "leasedjob.workload.outbox.judge",
+    "Publisher": "leasedjob.workload.outbox.publisher",
+    "enqueue_once": "leasedjob.workload.outbox.operations",
+    "install_outbox": "leasedjob.workload.outbox.operations",
+    "outbox_status": "leasedjob.workload.outbox.operations",
+    "parked_messages": "leasedjob.workload.outbox.operations",
+    "prune_outbox": "leasedjob.workload.outbox.operations",
+    "retry_parked": "leasedjob.workload.outbox.operations",
     "Phase": "leasedjob.workload.phases",
     "PhaseReport": "leasedjob.workload.phases",
     "ShutdownBudget": "leasedjob.workload.phases",
@@ -57,16 +87,25 @@ __all__ = [
     "AbortSignal",
     "AsyncCascade",
     "AsyncCheckpoints",
+    "CallablePublisher",
     "Cascade",
     "Checkpoints",
     "DrainingError",
     "GracefulShutdown",
+    "IdempotencyKeyReusedError",
     "IntervalRegistry",
+    "InvalidOutboxMessageError",
     "InvalidShutdownBudgetError",
+    "MessageRefusedError",
     "Mode",
+    "OutboxMessage",
+    "OutboxRelay",
     "OutcomeRefusedError",
+    "Patience",
     "Phase",
     "PhaseReport",
+    "Publisher",
+    "PublisherUnavailableError",
     "Run",
     "RunNotAcquiredError",
     "ShutdownBudget",
@@ -76,7 +115,13 @@ __all__ = [
     "Stoppable",
     "SyncIntervalRegistry",
     "current_run",
+    "enqueue_once",
     "find_run",
+    "install_outbox",
+    "outbox_status",
+    "parked_messages",
+    "prune_outbox",
+    "retry_parked",
 ]
 
 

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from leasedjob.workload.outbox.batch import Relayed
+    from leasedjob.workload.outbox.judge import Patience
     from leasedjob.workload.outbox.operations import (
         OutboxStatus,
         ParkedMessage,
@@ -22,15 +24,19 @@ if TYPE_CHECKING:
         retry_parked,
     )
     from leasedjob.workload.outbox.publisher import CallablePublisher, OutboxMessage, Publisher
+    from leasedjob.workload.outbox.relay import OutboxRelay
     from leasedjob.workload.outbox.table import INSTALL
 
 _HOME: Final = {
     "INSTALL": "table",
     "CallablePublisher": "publisher",
     "OutboxMessage": "publisher",
+    "OutboxRelay": "relay",
     "OutboxStatus": "operations",
     "ParkedMessage": "operations",
+    "Patience": "judge",
     "Publisher": "publisher",
+    "Relayed": "batch",
     "enqueue_once": "operations",
     "install_outbox": "operations",
     "outbox_status": "operations",
@@ -43,9 +49,12 @@ __all__ = [
     "INSTALL",
     "CallablePublisher",
     "OutboxMessage",
+    "OutboxRelay",
     "OutboxStatus",
     "ParkedMessage",
+    "Patience",
     "Publisher",
+    "Relayed",
     "enqueue_once",
     "install_outbox",
     "outbox_status",
