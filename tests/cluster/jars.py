@@ -1,4 +1,4 @@
-"""A Kafka broker's jars, by the machine's Maven, from wherever that is told to look; each compared with its checksum."""
+"""A Kafka broker's jars, by the machine's Maven, from wherever that looks; each compared with its checksum."""
 
 from __future__ import annotations
 

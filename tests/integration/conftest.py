@@ -19,6 +19,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 from psycopg.rows import DictRow, dict_row
+from tests.queues import REDIS, RedisServer, kafka_jars, need, shared_kafka
 
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.database import Credentials, Pool, connect_sync, operator_pool
@@ -258,3 +259,19 @@ def lock_row(connection: psycopg.Connection[Any], table: str, column: str, value
         ),
         (value,),
     )
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis; tests take queues of their own."""
+    need("REDIS", REDIS)
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a Kafka broker that all test processes share; tests take topics and groups of their own."""
+    need("KAFKA", kafka_jars())
+    own = tmp_path_factory.getbasetemp()
+    return shared_kafka(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
