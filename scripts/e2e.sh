@@ -4,6 +4,7 @@
 set -euo pipefail
 : "${BIN:?}" "${TEST_CLUSTER:?}" "${E2E_WORKERS:?}"
 cd "$(dirname "$0")/.."
+. scripts/suite.sh
 export LEASEDJOB_TEST_CLUSTER=$TEST_CLUSTER
 cluster() { "$BIN/python" -m tests.cluster "$@"; }
 
@@ -26,14 +27,7 @@ cluster up "$TEST_CLUSTER"
 cluster postgres "$TEST_CLUSTER"
 cluster images "$TEST_CLUSTER" > /dev/null
 export LEASEDJOB_E2E_RUN=$$-$RANDOM # both calls use one release
-code=0
-part() {
-    local failed=0
-    # shellcheck disable=SC2086  # PYTEST holds options
-    "$BIN/pytest" -q tests/e2e --reruns 1 -rR --timeout 600 "$@" ${PYTEST:-} || failed=$?
-    # 5: no test was selected, which is no failure where PYTEST narrows the choice.
-    [ "$failed" = 0 ] || { [ "$failed" = 5 ] && [ -n "${PYTEST:-}" ]; } || code=$failed
-}
+part() { suite tests/e2e --reruns 1 -rR --timeout 600 "$@"; }
 if [ -n "${SOAK:-}" ]; then # `make soak`
     part -n 0 -m soak --timeout 3600 -rP
     exit "$code"

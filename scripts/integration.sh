@@ -3,6 +3,7 @@
 set -euo pipefail
 : "${BIN:?}" "${WORKERS:?}"
 cd "$(dirname "$0")/.."
+. scripts/suite.sh
 
 tools=$(mktemp -d -t leasedjob-tools-XXXXXX)
 trap 'rm -rf "$tools"' EXIT
@@ -40,18 +41,12 @@ fi
 # Not within a test, whose time is limited.
 "$BIN/python" -m tests.cluster build etcd kube
 if [ -n "${SOAK:-}" ]; then # `make soak`: the long variants of everything but the cluster's, one after the other
-    # shellcheck disable=SC2086  # PYTEST holds options
-    "$BIN/pytest" -q tests --ignore tests/e2e -m soak --timeout 3600 -rP ${PYTEST:-}
-    exit
+    suite tests --ignore tests/e2e -m soak --timeout 3600 -rP
+    exit "$code"
 fi
-code=0
 # A test here waits for real processes on a machine that may be busy with others: one that fails is tried twice more, which
-# the output counts as "rerun". What fails three times is broken.
-# shellcheck disable=SC2086  # PYTEST holds options
-"$BIN/pytest" -q tests/integration tests/controller --reruns 2 -rR -n "$WORKERS" --dist worksteal -m "not soak" ${PYTEST:-} || code=$?
+# the output counts as "rerun". What fails three times is broken. The longest come first, and whoever is free takes the next.
+suite tests/controller tests/integration --reruns 2 -rR -n "$WORKERS" --dist load --maxschedchunk 1 -m "not soak"
 # Contention, one test at a time, for each has dozens of processes. None is tried again: a promise that is broken once is broken.
-# shellcheck disable=SC2086
-"$BIN/pytest" -q tests/chaos -m "not soak" ${PYTEST:-} || failed=$?
-# 5: no test was selected, which is no failure where PYTEST narrows the choice.
-[ "${failed:-0}" = 0 ] || { [ "$failed" = 5 ] && [ -n "${PYTEST:-}" ]; } || code=$failed
+suite tests/chaos -m "not soak"
 exit "$code"
