@@ -533,8 +533,8 @@ def test_a_script_stays_readable() -> None:
 
 
 def test_yaml_is_read_as_kubernetes_reads_it() -> None:
-    body = as_yaml(cron_job()).replace("  name: nightly\n", "  name: nightly\n  labels: {day: 2026-07-20, at: 1:30}\n")
-    assert yaml.safe_load(call("-q", stdin=body).stdout)["metadata"]["labels"] == {"day": "2026-07-20", "at": "1:30"}
+    body = as_yaml(cron_job()).replace("  name: nightly\n", "  name: nightly\n  annotations: {day: 2026-07-20, at: 1:30}\n")
+    assert yaml.safe_load(call("-q", stdin=body).stdout)["metadata"]["annotations"] == {"day": "2026-07-20", "at": "1:30"}
 
 
 @pytest.mark.parametrize(

@@ -490,10 +490,6 @@ def test_cancel_by_a_manual_run_key_with_slashes(api: FakeApi, call: Call) -> No
 def test_cancel_says_what_was_not_found(api: FakeApi, call: Call) -> None:
     assert "LeasedJobRun nix not found" in call("cancel", "nix").stderr
     assert "LeasedJob nix not found" in call("cancel", "nix/2026-07-20T03:00:00Z").stderr
-    api.job()
-    result = call("cancel", "hello/2026-07-20T03:00:00Z")
-    assert result.exit_code == Exit.NOT_FOUND
-    assert "no LeasedJobRun of hello has the run key" in result.stderr
 
 
 def test_cancel_can_wait_for_the_end_and_any_end_will_do(api: FakeApi, call: Call) -> None:

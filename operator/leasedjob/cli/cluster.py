@@ -6,6 +6,7 @@ Dicts are used because typed models drop the fields that they don't know.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -231,6 +232,11 @@ class Cluster:
         """A JSON merge patch."""
         with self._translated(plural, name):
             return self._ask("PATCH", self._path(plural, name), _MANAGER, patch, content="application/merge-patch+json")
+
+    def discard(self, plural: str, name: str) -> None:
+        """Deletes an object that this command made for itself. A failure is no matter: its owner's end removes it."""
+        with contextlib.suppress(Failure), self._translated(plural, name):
+            self._ask("DELETE", self._path(plural, name))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from leasedjob.cli.exits import Exit, Failure
-from leasedjob.cli.options import cluster_options, complete_cron_jobs, target
+from leasedjob.cli.options import Tick, cluster_options, complete_cron_jobs, rfc3339, target
 from leasedjob.cli.output import Format, dump_documents, format_option, printable
-from leasedjob.cli.run import Tick
 
 if TYPE_CHECKING:
     from leasedjob.cli.manifests import Document
@@ -55,7 +54,7 @@ def command(
     """
     from leasedjob.cli.cronjob import NOTES, Severity, Wishes, convert
 
-    wishes = Wishes(default_time_zone, not_before.isoformat().replace("+00:00", "Z") if not_before else None)
+    wishes = Wishes(default_time_zone, rfc3339(not_before) if not_before else None)
     converted, refused = [], []
     for document in _cron_jobs(ctx, sources, files):
         shown = f"cronjob/{document.name or '?'}"

@@ -18,7 +18,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from leasedjob.api.v1alpha1 import MAX_GRACE_SECONDS, MIN_GRACE_SECONDS, parse_job
+from leasedjob.api import verdict
+from leasedjob.api.v1alpha1 import MAX_GRACE_SECONDS, MIN_GRACE_SECONDS
 from leasedjob.cli import gitops
 from leasedjob.errors import InvalidScheduleError
 from leasedjob.protocol import GROUP, VERSION
@@ -139,10 +140,7 @@ def _refused_in_a_leasedjob(reader: _Reader, job: Object) -> list[tuple[str, str
         trial["spec"] |= {"schedule": "@daily", "timeZone": DEFAULT_ZONE}
     if f"{_TEMPLATE}.spec.restartPolicy" in told:
         trial["spec"]["template"]["spec"].pop("restartPolicy", None)
-    problems = parse_job(trial)
-    if not isinstance(problems, list):
-        return []
-    return [(_as_in_a_cronjob(p.field), p.message) for p in problems if _as_in_a_cronjob(p.field) not in told]
+    return [(_as_in_a_cronjob(p.field), p.message) for p in verdict(trial) if _as_in_a_cronjob(p.field) not in told]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

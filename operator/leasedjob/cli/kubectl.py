@@ -18,9 +18,20 @@ COMPLETE_VAR: Final = "_KUBECTL_LEASEDJOB_COMPLETE"
 _VERBS: Final = {
     "run": "leasedjob.cli.run",
     "cancel": "leasedjob.cli.cancel",
+    "backfill": "leasedjob.cli.backfill",
     "list": "leasedjob.cli.list",
+    "get": "leasedjob.cli.get",
     "runs": "leasedjob.cli.runs",
+    "why": "leasedjob.cli.why",
+    "timeline": "leasedjob.cli.timeline",
+    "logs": "leasedjob.cli.logs",
+    "preview": "leasedjob.cli.preview",
+    "suspend": "leasedjob.cli.suspend",
+    "resume": "leasedjob.cli.resume",
     "convert": "leasedjob.cli.convert",
+    "lint": "leasedjob.cli.lint",
+    "release": "leasedjob.cli.release",
+    "forget": "leasedjob.cli.forget",
     "version": "leasedjob.cli.version",
 }
 
@@ -42,10 +53,10 @@ class Verbs(click.Group):
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @cluster_options
 def plugin() -> None:
-    """Start, cancel and look at the runs of LeasedJobs.
+    """Run, watch, explain and repair LeasedJobs.
 
     Exit codes: 0 done, 1 refused, 2 usage, 3 not found, 4 not installed, 5 no access, 6 cluster unreachable;
-    with --wait also 10 failed, 11 cancelled, 12 refused, 124 timed out.
+    10 the run failed, 11 cancelled, 12 refused by the operator; 20 an invalid manifest; 124 timed out, 130 Ctrl-C.
     """
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from leasedjob.cli.options import cluster_options, target
 from leasedjob.cli.output import Column, Format, ago, as_list, dump, format_option, qualified, show_table
+
+if TYPE_CHECKING:
+    from leasedjob.cli.cluster import Cluster
 
 Object = dict[str, Any]
 
@@ -21,7 +24,11 @@ Object = dict[str, Any]
 @click.pass_context
 def command(ctx: click.Context, all_namespaces: bool, output: Format, no_headers: bool) -> None:
     """List LeasedJobs and their last results."""
-    cluster = target(ctx)
+    show_jobs(target(ctx), all_namespaces=all_namespaces, output=output, headers=not no_headers)
+
+
+def show_jobs(cluster: Cluster, *, all_namespaces: bool, output: Format, headers: bool) -> None:
+    """All LeasedJobs of the namespace, or of the cluster, in `output`."""
     jobs = cluster.list_all("leasedjobs", all_namespaces=all_namespaces)
     if output in (Format.JSON, Format.YAML):
         dump(as_list(jobs), output)
@@ -29,7 +36,7 @@ def command(ctx: click.Context, all_namespaces: bool, output: Format, no_headers
         for job in jobs:
             click.echo(qualified(job))
     elif jobs:
-        show_table(jobs, columns(datetime.now(UTC), all_namespaces), wide=output is Format.WIDE, headers=not no_headers)
+        show_table(jobs, columns(datetime.now(UTC), all_namespaces), wide=output is Format.WIDE, headers=headers)
     else:
         where = "in any namespace" if all_namespaces else f"in namespace {cluster.namespace}"
         click.echo(f"No LeasedJobs {where}.", err=True)
@@ -40,7 +47,7 @@ def columns(now: datetime, with_namespace: bool) -> list[Column]:
     return [
         *([Column("NAMESPACE", lambda job: job["metadata"]["namespace"])] if with_namespace else []),
         Column("NAME", lambda job: job["metadata"]["name"]),
-        Column("SCHEDULE", _schedule),
+        Column("SCHEDULE", schedule),
         Column("TIME ZONE", lambda job: job["spec"].get("timeZone", "")),
         Column("STATE", state, coloured=True),
         Column("ACTIVE", lambda job: str(_status(job).get("activeCount") or 0)),
@@ -70,9 +77,11 @@ def last_result(job: Object) -> str:
     return f"{result} {next(reasons, None) or ''}".strip()
 
 
-def _schedule(job: Object) -> str:
-    schedule = job["spec"].get("schedule")
-    return schedule if isinstance(schedule, str) else str(job["spec"].get("type", ""))
+def schedule(job: Object) -> str:
+    """The schedule as it was written, several of them with commas between; `Initial` for a job that runs once."""
+    spec = job["spec"]
+    written = [spec["schedule"]] if spec.get("schedule") else spec.get("schedules") or []
+    return ", ".join(map(str, written)) or str(spec.get("type", ""))
 
 
 def _status(job: Object) -> Object:

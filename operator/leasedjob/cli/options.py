@@ -6,6 +6,7 @@ They may stand before or behind the verb. Only click is imported here; the clien
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -71,6 +72,34 @@ def target(ctx: click.Context) -> Cluster:
     cluster = Cluster.connect(chosen.get("kubeconfig"), chosen.get("context"), chosen.get("namespace"))
     ctx.find_root().call_on_close(cluster.close)
     return cluster
+
+
+class Tick(click.ParamType[datetime]):
+    """An instant in RFC 3339, whole seconds, with its offset; becomes UTC.
+
+    An offset is asked for because a time without one means something else on every machine.
+    """
+
+    name = "tick"
+
+    def convert(self, value: str | datetime, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            tick = datetime.fromisoformat(value.upper())
+            as_utc = tick.astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no time; write it like 2026-07-20T03:00:00Z", param, ctx)
+        if "T" not in value.upper() or tick.tzinfo is None:
+            self.fail(f"{value!r} names no instant; write date, time and offset: 2026-07-20T03:00:00Z", param, ctx)
+        if tick.microsecond:
+            self.fail(f"{value!r} has fractions of a second; ticks are whole seconds", param, ctx)
+        return as_utc
+
+
+def rfc3339(at: datetime) -> str:
+    """As the API writes an instant: in UTC, whole seconds, `Z`."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # --- completion: silent on every error, and quick ---------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Column:
 
 NONE = "<none>"  # as kubectl shows an absent value
 
-_COLOURS = {
+COLOURS = {
     "Success": "green",
     "Ready": "green",
     "Failed": "red",
@@ -95,7 +95,7 @@ def _rich_table(shown: Sequence[Column], cells: list[list[str]], headers: bool) 
     for line in cells:
         table.add_row(
             *(
-                Text(text, style=_COLOURS.get(text.split(" ")[0].rstrip(":"), "") if column.coloured else "")
+                Text(text, style=COLOURS.get(text.split(" ")[0].rstrip(":"), "") if column.coloured else "")
                 for column, text in zip(shown, line, strict=True)
             )
         )

@@ -64,6 +64,25 @@ def first_answer(cluster: Cluster, name: str) -> dict[str, Any] | None:
     return None
 
 
+def answered(cluster: Cluster, name: str, timeout: float) -> dict[str, Any]:
+    """The LeasedJobRun of a question, once it has ended.
+
+    Raises:
+        Failure: TIMED_OUT where no operator answers in time, INTERRUPTED at Ctrl-C.
+    """
+    try:
+        for run in cluster.follow("leasedjobruns", name, timeout):
+            if Phase.of(run).exit_code is not None:
+                return run
+    except KeyboardInterrupt:
+        raise Failure(Exit.INTERRUPTED, "no longer waiting for an answer") from None
+    raise Failure(
+        Exit.TIMED_OUT,
+        f"no operator has answered within {timeout:g} s: is one running, and does it watch the namespace "
+        f"{cluster.namespace}?",
+    )
+
+
 @contextmanager
 def _interruptible(name: str) -> Iterator[None]:
     try:
