@@ -256,7 +256,7 @@ async def test_skip_is_decided_within_one_batch(store: OperatorStore, database: 
         ClaimVerdict.OVERLAP_SKIPPED,
         ClaimVerdict.OVERLAP_SKIPPED,
     ]
-    assert [entry[2] for entry in database.ledger()] == [minute + MINUTE, minute + 2 * MINUTE]
+    assert database.ledger() == [("skipped", "Overlap", minute + MINUTE, minute + 2 * MINUTE, 2)]
 
 
 async def test_a_failed_run_with_a_retry_left_is_active(

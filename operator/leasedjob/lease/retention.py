@@ -72,6 +72,21 @@ def prune(
     return done
 
 
+def prune_ledger(older_than: timedelta, *, dry_run: bool, batch: int = BATCH) -> Talk[int]:
+    """See JobSchedulerService.prune_ledger."""
+    if older_than <= timedelta(0):
+        raise ValueError(f"older_than must be more than nothing, not {older_than}")
+    if dry_run:
+        (answer,) = yield Ask("prunable_ledger", {"age": older_than}, long=True)
+        return int(answer["gone"])
+    total: int = 0
+    while True:
+        (answer,) = yield Ask("prune_ledger", {"age": older_than, "limit": batch}, long=True)
+        total += int(answer["gone"])
+        if answer["gone"] < batch:
+            return total
+
+
 def _settled(marked_at: datetime, settle: float, patience: float, clock: Clock) -> Talk[None]:
     began = clock()
     yield Pause(settle)

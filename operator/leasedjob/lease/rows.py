@@ -34,6 +34,9 @@ REASON_REPLACED: Final = "Replaced"
 REASON_CANCELLED: Final = "Cancelled"  # given by the operator, as why a run is to stop
 REASON_OVERLAP: Final = "Overlap"
 REASON_STARTING_DEADLINE: Final = "StartingDeadline"
+REASON_AFTER_FAILURES: Final = "SuspendedAfterFailures"
+REASON_RELEASED: Final = "Released"
+REASON_FORGOTTEN: Final = "Forgotten"
 
 
 class JobSchedulerStatus(StrEnum):
@@ -115,6 +118,19 @@ class Registration:
     spec_hash: str
     policy: str
     suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """Ticks that a registration leaves behind, by an edit of the schedule or by a resume.
+
+    Args:
+        at: the instant, by the database's clock, up to which the ticks after the watermark are in `ranges`.
+        ranges: where the registration moves the watermark they are written to the ledger.
+    """
+
+    at: datetime
+    ranges: tuple[TickRange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +295,7 @@ class LedgerEntry:
     """Ticks that did not run, and why.
 
     Args:
-        kind: "skipped" (overlap) or "missed" (deadline, policy or limit).
+        kind: "skipped" (overlap, suspended), "missed" (deadline, policy or limit) or "dropped" (by an edit).
         count_is_exact: False where counting stopped at its bound.
     """
 
@@ -305,6 +321,123 @@ class Recorded:
 
     recorded: bool
     watermark: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """A schedule that is suspended after failures.
+
+    Args:
+        since: by the database's clock.
+        by: the cluster whose operator found the failures.
+        runs: how many failed in a row.
+        reason: the latest of them, as `<run key>: <reason>`.
+    """
+
+    since: datetime
+    by: str
+    runs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeState:
+    """What the database knows of a code beside its runs.
+
+    Args:
+        watermark: ticks up to and including this instant are decided.
+        created_at: since when the database knows the code.
+        counts: ticks that did not run, ever, by kind of the ledger.
+        ledger: its latest ranges, newest first.
+        suspension: None: not suspended after failures.
+        ledger_through, pruned_through: up to which ticks ranges of the ledger, and runs, were deleted.
+        registered_uid, registered_suspended, registered_schedule: the asking cluster's registration; None: it has none.
+        active_elsewhere: another cluster is active with the code.
+    """
+
+    code: str
+    watermark: datetime
+    created_at: datetime
+    counts: dict[str, int]
+    ledger: tuple[LedgerEntry, ...]
+    suspension: Suspension | None
+    ledger_through: datetime | None
+    pruned_through: datetime | None
+    registered_uid: str | None
+    registered_suspended: bool | None
+    registered_schedule: str | None
+    active_elsewhere: bool
+    db_now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Who asks for something to be done to a run; what the audit line says.
+
+    Args:
+        by: the object that asks, as namespace/name.
+        request: its uid: several replicas carry one request out, and write one line.
+        why: in its own words.
+    """
+
+    cluster: str
+    action: str
+    by: str
+    request: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
+    """What was done to a run, or to a code's schedule, because somebody asked for it."""
+
+    at: datetime
+    cluster: str
+    code: str
+    run_key: str | None
+    attempt: int | None
+    action: str
+    did: str
+    asked_by: str
+    why: str
+
+
+class Released(StrEnum):
+    """What `release_run` did."""
+
+    GIVEN_BACK = "GivenBack"  # no Pod had adopted the claim: nothing ran
+    FENCED = "Fenced"  # the lease can't be extended any more; it runs out
+    ENDED = "Ended"  # by force, at once
+    NOTHING = ""  # the attempt isn't the present one any more, or has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillState:
+    """How far a backfill is.
+
+    Args:
+        through: every tick up to here is decided.
+        ticks, planned: of the whole range, and those that were to be run when it was planned.
+        active: ids and run keys of the runs that it has started and that have not ended, the oldest tick first.
+    """
+
+    through: datetime
+    ticks: int
+    planned: int
+    skipped: int
+    succeeded: int
+    failed: int
+    active: tuple[tuple[UUID, str], ...]
+
+
+class BackfillStep(StrEnum):
+    """What became of a step of a backfill."""
+
+    ASKED = "asked"  # the claim was asked for; its verdict says the rest
+    SKIPPED = "skipped"  # it went on without a run
+    MOVED = "moved"  # another replica was faster: look again
+    FULL = "full"  # as many runs are active as may be
+    BUSY = "busy"  # locked by another replica: ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,18 +474,26 @@ __all__ = [
     "MAX_DATA_BYTES",
     "AdoptVerdict",
     "Adoption",
+    "Asked",
+    "AuditLine",
+    "BackfillState",
+    "BackfillStep",
     "Beat",
     "ClaimRequest",
     "ClaimResult",
     "ClaimVerdict",
+    "CodeState",
     "JobSchedulerStatus",
     "JobSchedulerType",
     "LedgerEntry",
     "Outcome",
     "OverlapRule",
+    "Passed",
     "Recorded",
     "Registered",
     "Registration",
+    "Released",
     "Run",
     "RunIdentity",
+    "Suspension",
 ]

@@ -168,6 +168,22 @@ class _Operations:
             )
         )
 
+    @_Operation
+    def prune_ledger(self, older_than: timedelta, *, dry_run: bool = False) -> Talk[int]:
+        """Deletes what says of ticks that ended longer ago than `older_than` why they did not run; how many ranges.
+
+        Nothing becomes claimable by that: such ticks lie below their code's watermark. Audit lines and records of
+        backfills of that age go as well. How many ticks did not run, ever, stays known.
+
+        Args:
+            dry_run: delete nothing; only say how many ranges would go.
+
+        Raises:
+            ValueError: `older_than` is not positive.
+            DatabaseUnavailableError: ask again.
+        """
+        return (yield from retention.prune_ledger(older_than, dry_run=dry_run))
+
 
 def _advance(talk: Talk[Any], answer: list[DictRow] | Exception) -> Ask | Pause:
     """The next step of a conversation after an answer. StopIteration has its result."""

@@ -17,6 +17,94 @@ SELECT * FROM leasedjob.claim_batch(%(cluster)s, %(requests)s::json, %(shared)s:
 -- Records ticks that don't run, and moves the watermark.
 SELECT * FROM leasedjob.record_ticks(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb);
 
+-- name: record_suspended
+-- Records ticks of a suspended object, unless another cluster is active with the code.
+SELECT * FROM leasedjob.record_suspended(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb);
+
+-- name: suspend_failing
+-- Suspends a schedule whose last runs have failed.
+SELECT * FROM leasedjob.suspend_failing(%(cluster)s, %(code)s, %(limit)s);
+
+-- name: resume_code
+-- Ends a suspension after failures.
+SELECT * FROM leasedjob.resume_code(%(code)s, %(at)s, %(ranges)s::jsonb, %(audit)s::jsonb);
+
+-- name: cancel_run
+-- Ends a run for good, with an audit line.
+SELECT leasedjob.cancel_run(%(id)s, %(reason)s, %(audit)s::jsonb) AS done;
+
+-- name: release_run
+-- Takes the lease away from an attempt, with an audit line; what was done.
+SELECT leasedjob.release_run(%(id)s, %(attempt)s, %(force)s, %(audit)s::jsonb) AS did;
+
+-- name: forget_run
+-- Forgets that a run has failed, with an audit line.
+SELECT leasedjob.forget_run(%(id)s, %(audit)s::jsonb) AS done;
+
+-- name: audit
+-- What was done to runs of a code because somebody asked for it, newest first.
+SELECT a.at, a.cluster, a.code, a.run_key, a.attempt, a.action, a.did, a.asked_by, a.why
+  FROM leasedjob.audit a WHERE a.code = %(code)s ORDER BY a.id DESC LIMIT %(limit)s;
+
+-- name: begin_backfill
+-- A backfill is planned; whoever plans it second changes nothing.
+INSERT INTO leasedjob.backfill (uid, cluster, code, through, ticks, planned)
+VALUES (%(uid)s, %(cluster)s, %(code)s, %(through)s, %(ticks)s, %(planned)s)
+    ON CONFLICT DO NOTHING;
+
+-- name: look_at_backfill
+-- How far a backfill is.
+SELECT * FROM leasedjob.look_at_backfill(%(uid)s);
+
+-- name: step_backfill
+-- A backfill goes on by one run, or past ticks that are left as they are.
+SELECT * FROM leasedjob.step_backfill(%(cluster)s, %(uid)s, %(from)s, %(through)s, %(skipped)s, %(limit)s,
+                                      %(request)s::json);
+
+-- name: runs_by_key
+-- The rows of these lock keys, as far as there are any.
+SELECT s.* FROM leasedjob.run_summary s WHERE s.lock_key = ANY (%(lock_keys)s::text[]);
+
+-- name: code_states
+-- What is known of codes: how far their ticks are decided, what did not run, whether they are suspended after failures.
+SELECT c.code, c.watermark, c.created_at, c.ledger_through, c.suspended_at, c.suspended_by, c.suspended_runs,
+       c.suspended_reason, p.through AS pruned_through, g.uid AS registered_uid, g.suspended AS registered_suspended,
+       g.schedule_hash AS registered_schedule, clock_timestamp() AS db_now,
+       EXISTS (SELECT FROM leasedjob.job_registration o
+                WHERE o.code = c.code AND o.cluster <> %(cluster)s AND NOT o.suspended) AS active_elsewhere,
+       (SELECT jsonb_object_agg(n.kind, n.count) FROM leasedjob.tick_count n WHERE n.code = c.code) AS counts,
+       (SELECT jsonb_agg(to_jsonb(l) ORDER BY l.first DESC)
+          FROM (SELECT * FROM leasedjob.tick_ledger t WHERE t.code = c.code
+                 ORDER BY t.first DESC, t.kind LIMIT %(limit)s) l) AS ledger
+  FROM leasedjob.job_code c
+  LEFT JOIN leasedjob.pruned_through p ON p.code = c.code
+  LEFT JOIN leasedjob.job_registration g ON g.code = c.code AND g.cluster = %(cluster)s
+ WHERE c.code = ANY (%(codes)s::text[]);
+
+-- name: codes_with_news
+-- Registered codes whose ledger or suspension has changed since.
+SELECT n.code
+  FROM (SELECT l.code FROM leasedjob.tick_ledger l WHERE l.decided_at >= %(since)s
+        UNION SELECT c.code FROM leasedjob.job_code c WHERE c.suspension_changed_at >= %(since)s) n
+ WHERE EXISTS (SELECT FROM leasedjob.job_registration g WHERE g.code = n.code AND g.cluster = %(cluster)s);
+
+-- name: ledger_at
+-- The range of the ledger that an instant is in.
+SELECT l.*
+  FROM (SELECT * FROM leasedjob.tick_ledger t
+         WHERE t.code = %(code)s AND t.first <= %(at)s ORDER BY t.first DESC, t.kind LIMIT 1) l
+ WHERE l.last >= %(at)s;
+
+-- name: prune_ledger
+-- Deletes some old ranges of the ledger, audit lines and backfills.
+SELECT leasedjob.prune_ledger(clock_timestamp() - %(age)s, %(limit)s) AS gone;
+
+-- name: prunable_ledger
+-- How many ranges of the ledger would go.
+SELECT count(*) AS gone
+  FROM leasedjob.tick_ledger l JOIN leasedjob.job_code c ON c.code = l.code AND l.last <= c.watermark
+ WHERE l.last < clock_timestamp() - %(age)s;
+
 -- name: renew_claims
 -- Extends unadopted claims of one cluster.
 SELECT leasedjob.renew_claims(%(cluster)s, %(ids)s::uuid[]) AS renewed;
@@ -87,6 +175,14 @@ SELECT * FROM leasedjob.heartbeat(%(id)s, %(token)s);
 -- name: finish
 -- The holder records its outcome.
 SELECT leasedjob.finish(%(id)s, %(token)s, %(outcome)s, %(data)s::jsonb) AS recorded;
+
+-- name: report_shutdown
+-- How a program of the Pod has stopped.
+SELECT leasedjob.report_shutdown(%(id)s, %(token)s, %(report)s, %(phases)s::jsonb) AS taken;
+
+-- name: take_shutdown_reports
+-- Some that no operator of this cluster has exported.
+SELECT phases FROM leasedjob.take_shutdown_reports(%(cluster)s, %(limit)s) AS taken (phases);
 
 -- name: schema_exists
 -- What of the schema is there. It reads the catalogue's rows: to_regclass() may answer from a cache that is older than

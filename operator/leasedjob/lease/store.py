@@ -1,7 +1,7 @@
 """What an operator and a sidecar do to the lease tables: one method, one statement, one round trip.
 
 `OperatorStore` is asynchronous and runs with the role that owns the schema. `SidecarStore` is synchronous, runs with a
-tenant's role and can do three things only. Neither keeps session state, so both work through PgBouncer in transaction
+tenant's role and can do four things only. Neither keeps session state, so both work through PgBouncer in transaction
 mode. Connections are in autocommit, so each method is one transaction.
 
 Every method raises DatabaseUnavailableError, DatabaseRefusedError or SchemaMissingError where the database can't
@@ -26,19 +26,28 @@ from leasedjob.lease.rows import (
     DEFAULT_BACKOFF,
     Adoption,
     AdoptVerdict,
+    Asked,
+    AuditLine,
+    BackfillState,
+    BackfillStep,
     Beat,
     ClaimRequest,
     ClaimResult,
     ClaimVerdict,
+    CodeState,
     JobSchedulerStatus,
     LedgerEntry,
     Outcome,
+    Passed,
     Recorded,
     Registered,
     Registration,
+    Released,
     Run,
+    Suspension,
 )
 from leasedjob.lease.statements import statement
+from leasedjob.protocol import PhaseEnd
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -87,13 +96,19 @@ class OperatorStore:
 
     # --- registration --------------------------------------------------------------------------------------------
 
-    async def register_jobs(self, cluster: str, jobs: Sequence[Registration]) -> list[Registered]:
+    async def register_jobs(
+        self, cluster: str, jobs: Sequence[Registration], passed: Mapping[str, Passed] | None = None
+    ) -> list[Registered]:
         """Registers or refreshes these jobs; one answer per job, in the order given.
 
         Of several jobs with one code the first counts. What it does to the watermark: a new code begins at its
         object's creation; an edit of the schedule, or a resume, moves it to now; an object created anew moves it to
         its creation. It never moves back, and create and resume leave it alone while another cluster has the code
         active.
+
+        Args:
+            passed: by code, the ticks that an edit or a resume leaves behind; busy where they were computed from an
+                older watermark.
         """
         if not jobs:
             return []
@@ -109,6 +124,7 @@ class OperatorStore:
                 "spec_hash": job.spec_hash,
                 "policy": job.policy,
                 "suspended": job.suspended,
+                **_passed_json((passed or {}).get(job.code)),
             }
             for ordinal, job in enumerate(jobs)
         ]
@@ -174,6 +190,126 @@ class OperatorStore:
             "record_ticks", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
         )
         return Recorded(**row)
+
+    async def record_suspended(
+        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange]
+    ) -> Recorded:
+        """As `record_ticks`, for a suspended object: nothing where another cluster is active with the code."""
+        (row,) = await self._rows(
+            "record_suspended", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
+        )
+        return Recorded(**row)
+
+    # --- suspended after failures --------------------------------------------------------------------------------
+
+    async def suspend_failing(self, cluster: str, code: str, limit: int) -> tuple[bool, bool]:
+        """Suspends the schedule, in all clusters, if its last `limit` runs have failed.
+
+        Runs that the schedule started count; what was cancelled, replaced or deleted has not failed.
+
+        Returns:
+            (busy, suspended): busy: ask again; suspended: by this call.
+        """
+        (row,) = await self._rows("suspend_failing", cluster=cluster, code=code, limit=limit)
+        return bool(row["busy"]), bool(row["suspended"])
+
+    async def resume_code(self, code: str, passed: Passed, asked: Asked) -> tuple[bool, bool, datetime | None]:
+        """Ends a suspension after failures; ticks count from `passed.at`.
+
+        Returns:
+            (busy, resumed, watermark): busy: look again, and ask again; not resumed: it was not suspended.
+        """
+        (row,) = await self._rows(
+            "resume_code",
+            code=code,
+            at=passed.at,
+            ranges=json.dumps(_ranges_json(passed.ranges)),
+            audit=_audit_json(asked),
+        )
+        return bool(row["busy"]), bool(row["resumed"]), row["watermark"]
+
+    # --- what a person does to a run -----------------------------------------------------------------------------
+
+    async def cancel_run(self, id: UUID, *, reason: str, asked: Asked) -> bool:
+        """As `request_stop` of one run, with an audit line; False: locked elsewhere, ask again."""
+        return bool(await self._value("cancel_run", id=id, reason=reason, audit=_audit_json(asked)))
+
+    async def release_run(self, id: UUID, attempt: int, *, force: bool, asked: Asked) -> Released:
+        """Takes the lease away from an attempt, so that the next one may begin; see Released.
+
+        Args:
+            force: somebody has made sure that the workload has stopped: the lease ends at once.
+
+        Raises:
+            DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.
+        """
+        did = await self._value("release_run", id=id, attempt=attempt, force=force, audit=_audit_json(asked))
+        return Released(did)
+
+    async def forget_run(self, id: UUID, *, asked: Asked) -> bool:
+        """Forgets that a run has failed: claimable at once, its failures counted from zero. False: it is no FAIL.
+
+        Raises:
+            DatabaseUnavailableError: with kind "busy" where the row is locked elsewhere: ask again.
+        """
+        return bool(await self._value("forget_run", id=id, audit=_audit_json(asked)))
+
+    async def audit(self, code: str, *, limit: int = 100) -> list[AuditLine]:
+        """What was done to runs of the code because somebody asked for it, newest first."""
+        return [AuditLine(**row) for row in await self._rows("audit", code=code, limit=limit)]
+
+    # --- backfills -----------------------------------------------------------------------------------------------
+
+    async def begin_backfill(
+        self, cluster: str, uid: str, code: str, *, through: datetime, ticks: int, planned: int
+    ) -> None:
+        """Remembers the plan of a backfill; nothing if another replica has. `through`: before its first tick."""
+        with translated():
+            async with within(self._timeout, self._connection, "begin_backfill") as connection:
+                await connection.execute(
+                    statement("begin_backfill"),
+                    {
+                        "cluster": cluster,
+                        "uid": uid,
+                        "code": code,
+                        "through": through,
+                        "ticks": ticks,
+                        "planned": planned,
+                    },
+                )
+
+    async def look_at_backfill(self, uid: str) -> BackfillState | None:
+        """How far a backfill is; None if it has not been planned."""
+        for row in await self._rows("look_at_backfill", uid=uid):
+            active = tuple(zip(row.pop("ids"), row.pop("run_keys"), strict=True))
+            return BackfillState(active=active, **row)
+        return None
+
+    async def step_backfill(
+        self,
+        cluster: str,
+        uid: str,
+        *,
+        after: datetime,
+        through: datetime,
+        skipped: int,
+        limit: int,
+        request: ClaimRequest | None,
+    ) -> tuple[BackfillStep, ClaimResult | None]:
+        """Goes on from `after` to `through`: `skipped` ticks are left as they are, and a run of the last is asked for.
+
+        Args:
+            limit: how many runs of the backfill may be active.
+            request: None: no run. Its tick is `through`.
+
+        Returns:
+            the claim's answer where one was asked for; only CLAIMED has moved the backfill on.
+        """
+        asked = None if request is None else json.dumps(_claim_json(0, request))
+        arguments = {"cluster": cluster, "uid": uid, "from": after, "through": through, "skipped": skipped}
+        (row,) = await self._rows("step_backfill", limit=limit, request=asked, **arguments)
+        step = BackfillStep(row.pop("said"))
+        return step, _claim_result(**row) if step is BackfillStep.ASKED else None
 
     async def renew_claims(self, cluster: str, ids: Collection[UUID]) -> set[UUID]:
         """Extends unadopted claims of this cluster; the ids that were extended."""
@@ -272,6 +408,30 @@ class OperatorStore:
         rows = await self._rows("ledger", code=code, limit=limit)
         return [LedgerEntry(count_is_exact=row.pop("exact"), **row) for row in rows]
 
+    async def ledger_at(self, code: str, at: datetime) -> LedgerEntry | None:
+        """The range of the ledger that this instant is in, if there is one."""
+        for row in await self._rows("ledger_at", code=code, at=at):
+            return LedgerEntry(count_is_exact=row.pop("exact"), **row)
+        return None
+
+    async def runs_by_key(self, cluster: str, lock_keys: Collection[str]) -> dict[str, Run]:
+        """The rows of these lock keys, where they exist; `cluster` only decides `held_here`."""
+        if not lock_keys:
+            return {}
+        rows = await self._rows("runs_by_key", lock_keys=list(lock_keys))
+        return {row["lock_key"]: _run(row, cluster) for row in rows}
+
+    async def code_states(self, cluster: str, codes: Collection[str], *, ranges: int = 10) -> dict[str, CodeState]:
+        """What is known of these codes, with the latest `ranges` of their ledgers; unknown codes are left out."""
+        if not codes:
+            return {}
+        rows = await self._rows("code_states", cluster=cluster, codes=list(codes), limit=ranges)
+        return {row["code"]: _code_state(row) for row in rows}
+
+    async def codes_with_news(self, cluster: str, since: datetime) -> set[str]:
+        """Codes of this cluster whose ledger or suspension changed at or after `since`."""
+        return {row["code"] for row in await self._rows("codes_with_news", cluster=cluster, since=since)}
+
     async def database_now(self) -> datetime:
         """The database's clock."""
         now: datetime = await self._value("database_now")
@@ -327,6 +487,15 @@ class SidecarStore:
         encoded = None if data is None else jsonsafe.dumps(data)
         return bool(self._row("finish", id=id, token=token, outcome=outcome.value, data=encoded)["recorded"])
 
+    def report_shutdown(self, id: UUID, token: UUID, report: UUID, ends: Sequence[PhaseEnd]) -> bool:
+        """Keeps how a program of the Pod has stopped, also after the run's end. False: the lease is somebody else's.
+
+        Args:
+            report: makes asking again count once.
+        """
+        phases = PhaseEnd.to_json(ends)
+        return bool(self._row("report_shutdown", id=id, token=token, report=report, phases=phases)["taken"])
+
 
 # --- between rows and values -----------------------------------------------------------------------------------------
 
@@ -367,11 +536,53 @@ def _ranges_json(ranges: Sequence[TickRange]) -> list[dict[str, Any]]:
             "last": item.last.isoformat(),
             "count": item.count,
             "exact": item.count_is_exact,
-            "kind": "missed",
+            "kind": item.reason.kind,
             "reason": str(item.reason),
         }
         for item in ranges
     ]
+
+
+def _passed_json(passed: Passed | None) -> dict[str, Any]:
+    return {} if passed is None else {"passed_at": passed.at.isoformat(), "passed": _ranges_json(passed.ranges)}
+
+
+def _audit_json(asked: Asked) -> str:
+    return json.dumps(
+        {
+            "cluster": asked.cluster,
+            "action": asked.action,
+            "asked_by": asked.by,
+            "request": asked.request,
+            "why": jsonsafe.text(asked.why),
+        }
+    )
+
+
+def _code_state(row: DictRow) -> CodeState:
+    since, by = row.pop("suspended_at"), row.pop("suspended_by")
+    runs, reason = row.pop("suspended_runs"), row.pop("suspended_reason")
+    return CodeState(
+        suspension=None if since is None else Suspension(since=since, by=by, runs=runs, reason=reason),
+        counts=row.pop("counts") or {},
+        ledger=tuple(_ledger_entry(entry) for entry in row.pop("ledger") or ()),
+        **row,
+    )
+
+
+def _ledger_entry(raw: Mapping[str, Any]) -> LedgerEntry:
+    """One that the database gave as JSON."""
+    return LedgerEntry(
+        code=raw["code"],
+        first=datetime.fromisoformat(raw["first"]),
+        last=datetime.fromisoformat(raw["last"]),
+        count=raw["count"],
+        count_is_exact=raw["exact"],
+        kind=raw["kind"],
+        reason=raw["reason"],
+        decided_by=raw["decided_by"],
+        decided_at=datetime.fromisoformat(raw["decided_at"]),
+    )
 
 
 # What the requests of one tick mostly have in common.

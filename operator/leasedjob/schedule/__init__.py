@@ -13,6 +13,7 @@ from leasedjob.schedule.due import (
     TickRange,
     TickReason,
     Ticks,
+    passed_over,
     ticks_due,
 )
 from leasedjob.schedule.evaluation import ClockChangePolicy, ClockEffect, Schedule
@@ -39,6 +40,7 @@ __all__ = [
     "Upcoming",
     "clock_changes",
     "load_zone",
+    "passed_over",
     "preview",
     "ticks_due",
     "zone_names",
