@@ -91,7 +91,7 @@ class Judge:
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
         self._published = 0  # so far
-        self._doubts: dict[int, int] = {}  # a message that wasn't taken -> how many were published until then
+        self._doubts: dict[int, int] = {}  # a message that wasn't taken -> how many others were until then
         self._silent = 0  # messages that weren't taken since the last one that was
         self._outages = 0  # pauses since then
         self._asked: float | None = None  # for so many seconds of peace
@@ -111,7 +111,6 @@ class Judge:
         text = said(error)
         if isinstance(error, SAYS_ITSELF) and not self._means_the_message(message, error):
             return Failure(message, Verdict.UNAVAILABLE, message.tries, 2 * self._next_pause(), text)
-        self._doubts.pop(message.id, None)
         tries = message.tries + 1
         if tries >= self._patience.max_tries or (isinstance(error, MessageRefusedError) and error.final):
             return Failure(message, Verdict.PARKED, tries, None, text)
@@ -133,13 +132,12 @@ class Judge:
         if isinstance(error, PublisherUnavailableError) and error.retry_after is not None:
             self._asked = max(self._asked or 0.0, min(error.retry_after, self._patience.longest_wait))
             return False
-        before = self._doubts.get(message.id)
+        before, self._doubts[message.id] = self._doubts.pop(message.id, None), self._published
+        if len(self._doubts) > DOUBTS:
+            del self._doubts[next(iter(self._doubts))]
         if before is not None and before < self._published:
             return True
         self._silent += 1
-        self._doubts[message.id] = self._published
-        if len(self._doubts) > DOUBTS:
-            del self._doubts[next(iter(self._doubts))]
         return False
 
 
