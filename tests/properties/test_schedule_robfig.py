@@ -21,7 +21,10 @@ from leasedjob.errors import InvalidScheduleError
 from leasedjob.schedule import ClockChangePolicy, Schedule, clock_changes, load_zone, zone_names
 
 ORACLE = Path(__file__).parent / "robfig_oracle"
-QUESTIONS = int(os.environ.get("LEASEDJOB_ORACLE_QUESTIONS", "2000"))
+QUESTIONS = int(os.environ.get("LEASEDJOB_ORACLE_QUESTIONS", "20000"))
+MUTILATED = 1500
+SEED = int(os.environ.get("LEASEDJOB_ORACLE_SEED", "20270101"))
+DAY = timedelta(days=1)
 HARD_ZONES = ("Africa/Cairo", "Asia/Beirut", "America/Havana", "America/Santiago", "Atlantic/Azores", "America/Nuuk",
               "Antarctica/Troll", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Gaza", "Europe/Paris")  # fmt: skip
 # What robfig reads and LeasedJob refuses, by a word of the refusal.
@@ -94,7 +97,7 @@ def read(expression: str, zone: str) -> Schedule | str:
 def questions(seed: int, n: int) -> list[Question]:
     """Random triples, most of them near a clock change."""
     dice = random.Random(seed)
-    everywhere = sorted(zone_names())
+    everywhere = dice.sample(sorted(zone_names()), 150)  # other ones with each seed: each year of a zone takes a while
     found: list[Question] = []
     while len(found) < n:
         zone = dice.choice(HARD_ZONES if dice.random() < 0.5 else everywhere)
@@ -107,8 +110,16 @@ def questions(seed: int, n: int) -> list[Question]:
     return found
 
 
-def test_agrees(ask: Ask) -> None:
-    asked = questions(seed=20_270_101, n=QUESTIONS)
+def near_a_change(zone: str, *instants: datetime) -> bool:
+    info = load_zone(zone)
+    offsets = (((at - DAY).astimezone(info).utcoffset(), (at + DAY).astimezone(info).utcoffset()) for at in instants)
+    return any(before != after for before, after in offsets)
+
+
+def compare(ask: Ask, seed: int, enough: int) -> None:
+    """At least `enough` triples under either policy; under RunOnce without those near a clock change."""
+    print(f"seed {seed}: LEASEDJOB_ORACLE_SEED repeats it")
+    asked = questions(seed, enough + enough // 3)
     answers = ask(asked)
     compared = dict.fromkeys(ClockChangePolicy, 0)
     for (zone, expression, at), answer in zip(asked, answers, strict=True):
@@ -126,11 +137,24 @@ def test_agrees(ask: Ask) -> None:
         assert schedule.next(at) == expected, (zone, expression, at)
         compared[ClockChangePolicy.Kubernetes] += 1
 
-        if not clock_changes(load_zone(zone), at - timedelta(days=2), expected + timedelta(days=2)):
-            assert Schedule.parse(expression, zone).next(at) == expected, (zone, expression, at)
+        once = Schedule.parse(expression, zone).next(at)
+        assert once is not None
+        if not near_a_change(zone, at, expected, once):
+            assert once == expected, (zone, expression, at)
             compared[ClockChangePolicy.RunOnce] += 1
-    assert compared[ClockChangePolicy.Kubernetes] > QUESTIONS * 0.9
-    assert compared[ClockChangePolicy.RunOnce] > QUESTIONS * 0.2
+    assert compared[ClockChangePolicy.Kubernetes] >= enough, compared
+    assert compared[ClockChangePolicy.RunOnce] >= enough, compared
+
+
+def test_agrees(ask: Ask) -> None:
+    compare(ask, SEED, QUESTIONS)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_agrees_for_long(ask: Ask) -> None:
+    for _ in range(20):
+        compare(ask, random.SystemRandom().randrange(10**9), 20_000)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -140,7 +164,7 @@ def test_reads_and_refuses_the_same(ask: Ask, seed: int) -> None:
     alphabet = "0123456789*/-,? @LW#ajsun7+"
     at = datetime(2027, 1, 1, tzinfo=UTC)
     texts = []
-    for _ in range(QUESTIONS // 2):
+    for _ in range(MUTILATED):
         text = list(an_expression(dice))
         for _ in range(dice.choice([1, 1, 1, 2, 3])):
             place = dice.randrange(len(text))
@@ -159,4 +183,4 @@ def test_reads_and_refuses_the_same(ask: Ask, seed: int) -> None:
         elif answer != "none":
             assert schedule.next(at) == datetime.fromtimestamp(int(answer), UTC), (expression, answer)
             agreed += 1
-    assert agreed > QUESTIONS // 40
+    assert agreed > MUTILATED // 20
