@@ -384,6 +384,29 @@ async def test_a_worker_frees_what_another_one_left_failed_as_draining(
     assert worked == [1], "what has failed for another reason stays failed"
 
 
+# --- until there is nothing to do ---
+
+
+async def test_a_worker_says_when_there_is_nothing_to_do(
+    redis_server: RedisServer, queue: str, jobs: BullMQQueue
+) -> None:
+    worked: list[int] = []
+
+    async def work(job: Any, _key: str) -> None:
+        await asyncio.sleep(0.1)
+        worked.append(job.data["item"])
+
+    for item in range(5):
+        await jobs.add("item", {"item": item}, idempotency_key=f"item/{item}")
+    options = {"drainDelay": 0.1}
+    worker = BullMQWorker(queue, work, ShutdownState(), connection=redis_server.url, options=options)
+    worker.start()
+    assert await worker.idle(0.3)
+    assert sorted(worked) == list(range(5))
+    await worker.stop()
+    assert not await worker.idle(0), "a stop has begun"
+
+
 # --- Redis is away ---
 
 DOWN = """
@@ -444,9 +467,12 @@ async def test_a_worker_that_finds_no_redis_waits_for_it_and_can_be_stopped(monk
     connection = {"host": "127.0.0.1", "port": redis.port}
     lost = BullMQWorker("early", work, ShutdownState(), connection=connection)
     lost.start()
-    await asyncio.sleep(0.1)
+    idle = asyncio.create_task(lost.idle(0))
+    await asyncio.sleep(0.3)
+    assert not idle.done(), "nobody said that there is nothing to do"
     async with asyncio.timeout(LONG):
         await lost.stop()
+    assert not await idle
     worker = BullMQWorker("early", work, ShutdownState(), connection=connection)
     worker.start()
     with redis:

@@ -382,6 +382,28 @@ async def test_the_key_reaches_whoever_processes_the_record(
     assert sent.partition == other.partition
 
 
+# --- until there is nothing to do ---
+
+
+async def test_a_consumer_says_when_there_is_nothing_to_do(
+    kafka_servers: str, topic: str, producer: KafkaProducer
+) -> None:
+    await send(producer, topic, range(10))
+    processed: list[int] = []
+
+    async def work(record: Any, _key: str) -> None:
+        await asyncio.sleep(0.05)
+        processed.append(int(record.value))
+
+    consumer = KafkaConsumer([topic], work, ShutdownState(), group_id=topic, servers=kafka_servers)
+    await consumer.start()
+    assert await consumer.idle(0.2)
+    assert sorted(processed) == list(range(10))
+    assert await committed(kafka_servers, topic, topic) == 10
+    await consumer.stop()
+    assert not await consumer.idle(0), "a stop has begun"
+
+
 # --- Kafka is away ---
 
 DOWN = """

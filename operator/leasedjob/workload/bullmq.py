@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ _log: Final = logging.getLogger("leasedjob.workload")
 IDEMPOTENCY_KEY: Final = "idempotencyKey"  # in a job's data
 DRAINING: Final = "draining"  # why a job has failed that a draining worker had fetched
 RETRY_SECONDS: Final = 1.0  # until Redis is asked again after it has failed
+LOOK_SECONDS: Final = 0.1
 FETCH_SECONDS: Final = 5.0  # for an answer that is on its way when draining begins
 ADD_SECONDS: Final = 10.0
 RECOVER: Final = 1000  # failed jobs that a worker looks through when it starts
@@ -91,6 +93,9 @@ class BullMQWorker:
         self._tasks: list[asyncio.Task[None]] = []  # the loop, and the check for stalled jobs
         self._running: dict[asyncio.Task[None], Any] = {}  # -> its job
         self._ending = asyncio.Event()
+        self._empty: tuple[float, float] | None = (
+            None  # since when, and until when, Redis has said that there is no job
+        )
         self._forget: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -136,6 +141,19 @@ class BullMQWorker:
         await asyncio.wait([stalled])
         await self._worker.close()
 
+    async def idle(self, seconds: float) -> bool:
+        """Returns True when for so long there has been no job to work on; False when a stop has begun before.
+
+        For a run that works off what there is, and ends. Redis has to say it, while it doesn't answer, this waits; it
+        does so each `drainDelay`, 5 s. A job that waits for its next try, or for its time, is not there yet.
+        """
+        while not self._ending.is_set():
+            if not self._running and self._empty is not None and self._empty[1] - self._empty[0] >= seconds:
+                return True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), LOOK_SECONDS)
+        return False
+
     def in_hand(self) -> Sequence[str]:
         """The jobs that run."""
         return [f"job {job.id} ({job.name})" for job in self._running.values()]
@@ -160,7 +178,11 @@ class BullMQWorker:
             count += 1
             token = f"{self._worker.id}:{count}"
             job = await self._retrying(lambda token=token: self._worker.getNextJob(token))  # type: ignore[misc]
-            if job is not None:
+            now = time.monotonic()
+            if job is None:
+                self._empty = (self._empty or (now, now))[0], now
+            else:
+                self._empty = None
                 task = asyncio.get_running_loop().create_task(
                     self._worker.processJob(job, token), name=f"{self.name}: job {job.id}"
                 )
@@ -174,6 +196,7 @@ class BullMQWorker:
             try:
                 return await call()
             except Exception as error:
+                self._empty = None
                 level = logging.DEBUG if silent else logging.WARNING
                 _log.log(level, "%s: Redis fails; it is asked again and again: %s", self.name, error)
                 silent = True

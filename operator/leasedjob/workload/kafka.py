@@ -47,6 +47,7 @@ _log: Final = logging.getLogger("leasedjob.workload")
 IDEMPOTENCY_HEADER: Final = "idempotency-key"
 TYPE_HEADER: Final = "type"
 POLL_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.1
 AGAIN_SECONDS: Final = 1.0  # until a fault of Kafka's is tried again
 LONGEST_SECONDS: Final = 30.0  # between two tries of one record
 RECORDS: Final = 100  # of one partition at a time
@@ -147,7 +148,7 @@ class KafkaConsumer:
         self._polling: asyncio.Task[None] | None = None
         self._batches: dict[Any, _Batch] = {}  # partition -> what is worked on
         self._ending = asyncio.Event()
-        self._leaving = False
+        self._leaving = self._joined = False
         self._error: Exception | None = None
         self._forget: Callable[[], None] = lambda: None
 
@@ -165,7 +166,7 @@ class KafkaConsumer:
             raise DrainingError(f"{self.name} is not to be started: {self._state.reason}")
         loop = asyncio.get_running_loop()
         consumer = AIOKafkaConsumer(**self._options)
-        consumer.subscribe(topics=self._topics, listener=_Listener(self._revoke))
+        consumer.subscribe(topics=self._topics, listener=_Listener(self))
         try:
             await consumer.start()
         except BaseException:
@@ -194,6 +195,33 @@ class KafkaConsumer:
         self._leaving = False
         if self._error is not None:
             raise self._error
+
+    async def idle(self, seconds: float) -> bool:
+        """Returns True when its partitions have been consumed to their ends for so long; False when a stop has begun.
+
+        For a run that works off what there is, and ends. Kafka has to say it: while it doesn't answer, this waits.
+        """
+        since: float | None = None
+        while not self._ending.is_set():
+            if not await self._at_the_end():
+                since = None
+            elif time.monotonic() - (since := since or time.monotonic()) >= seconds:
+                return True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), LOOK_SECONDS)
+        return False
+
+    async def _at_the_end(self) -> bool:
+        if not self._joined or self._batches:
+            return False
+        try:
+            partitions = list(self._consumer.assignment())
+            ends = await self._consumer.end_offsets(partitions)
+            positions = [await self._consumer.position(partition) >= ends[partition] for partition in partitions]
+        except (IllegalStateError, KafkaError) as error:
+            _log.debug("%s: no end of its partitions is known: %s", self.name, error)
+            return False
+        return all(positions) and self._joined and not self._batches
 
     def in_hand(self) -> Sequence[str]:
         """The records that are processed, and those whose offsets aren't committed yet."""
@@ -256,6 +284,7 @@ class KafkaConsumer:
 
     async def _revoke(self, partitions: Collection[Any]) -> None:
         """Before these go to another consumer: no further record is begun, the one in hand ends and is committed."""
+        self._joined = False
         batches = [batch for partition, batch in self._batches.items() if partition in partitions]
         for batch in batches:
             batch.ended.set()
@@ -331,14 +360,14 @@ class KafkaConsumer:
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, revoke: Callable[[Collection[Any]], Awaitable[None]]) -> None:
-        self._revoke = revoke
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._consumer = consumer
 
     async def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
-        await self._revoke(revoked)
+        await self._consumer._revoke(revoked)
 
     async def on_partitions_assigned(self, assigned: Collection[Any]) -> None:
-        pass
+        self._consumer._joined = True
 
 
 class KafkaProducer:
