@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from leasedjob.errors import MessageRefusedError, PublisherUnavailableError
 from leasedjob.workload import OutboxMessage, OutboxRelay, Patience, enqueue_once, install_outbox
+from leasedjob.workload.outbox import table
 
 from .conftest import Database
 from .workload_parts import LONG
@@ -152,3 +153,15 @@ async def test_while_applications_go_on_putting_in(empty_database: Database) -> 
     for key, version in expected.items():
         taken = [int(name.split(":")[1]) for name in sink.taken if name.startswith(key)]
         assert taken == list(range(1, version + 1)), key
+
+
+def test_a_key_that_began_to_wait_while_its_lane_was_being_locked(
+    outbox: psycopg.Connection[dict[str, object]],
+) -> None:
+    """The statement that claims looks again: another relay may have been refused a message just before."""
+    for key, partition_key in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+        enqueue_once(outbox, key, "t", 1, topic="orders", partition_key=partition_key)
+    outbox.execute("UPDATE leasedjob_outbox SET next_try_at = now() + interval '1 hour' WHERE idempotency_key = 'a1'")
+    lanes = [row["lane"] for row in outbox.execute("SELECT DISTINCT lane FROM leasedjob_outbox")]
+    rows = outbox.execute(table.CLAIM, {"batch": 50, "topics": None, "lanes": lanes}).fetchall()
+    assert [row["idempotency_key"] for row in rows] == ["b1"]
