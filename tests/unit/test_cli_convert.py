@@ -505,11 +505,8 @@ def test_standard_input_json_and_quiet() -> None:
 
 
 def test_lists_of_both_kinds() -> None:
-    typed = {
-        "apiVersion": "batch/v1",
-        "kind": "CronJobList",
-        "items": [{"metadata": {"name": "a"}, "spec": cron_job()["spec"]}],
-    }
+    item = {"metadata": {"name": "a"}, "spec": cron_job()["spec"]}
+    typed = {"apiVersion": "batch/v1", "kind": "CronJobList", "items": [item]}
     assert call("-o", "name", "-q", stdin=json.dumps(typed)).stdout == "leasedjob.leasedjob.io/a\n"
     mixed = {"apiVersion": "v1", "kind": "List", "items": [named(cron_job(), "b")]}
     assert call("-o", "name", "-q", stdin=json.dumps(mixed)).stdout == "leasedjob.leasedjob.io/b\n"
@@ -533,8 +530,13 @@ def test_a_script_stays_readable() -> None:
 
 
 def test_yaml_is_read_as_kubernetes_reads_it() -> None:
-    body = as_yaml(cron_job()).replace("  name: nightly\n", "  name: nightly\n  annotations: {day: 2026-07-20, at: 1:30}\n")
-    assert yaml.safe_load(call("-q", stdin=body).stdout)["metadata"]["annotations"] == {"day": "2026-07-20", "at": "1:30"}
+    body = as_yaml(cron_job()).replace(
+        "  name: nightly\n", "  name: nightly\n  annotations: {day: 2026-07-20, at: 1:30}\n"
+    )
+    assert yaml.safe_load(call("-q", stdin=body).stdout)["metadata"]["annotations"] == {
+        "day": "2026-07-20",
+        "at": "1:30",
+    }
 
 
 @pytest.mark.parametrize(

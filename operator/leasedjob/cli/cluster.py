@@ -100,7 +100,12 @@ class Cluster:
         except Failure:
             raise
         except config.ConfigException as error:
-            raise Failure(Exit.UNREACHABLE, f"no usable kubeconfig: {_one_line(error)}") from error
+            said = _one_line(error)
+            if "No configuration found" in said:
+                said = (
+                    f"nothing in {kubeconfig or f'{config.KUBE_CONFIG_DEFAULT_LOCATION} ($KUBECONFIG, --kubeconfig)'}"
+                )
+            raise Failure(Exit.UNREACHABLE, f"no usable kubeconfig: {said}") from error
         except Exception as error:  # whatever a file of the wrong shape, or YAML, raises
             raise Failure(Exit.UNREACHABLE, f"the kubeconfig can't be read: {_one_line(error)}") from error
         settings.retries = False  # a person waits: the first failure is the answer

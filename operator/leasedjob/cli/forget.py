@@ -50,5 +50,5 @@ def command(
 
     repair(
         ctx, name, "Forget",
-        tick=tick, run_key=run_key, reason=reason, yes=yes, wait=None, output=output, says=says,
+        tick=tick, run_key=run_key, reason=reason, yes=yes, wait=None, output=output, says=says, done="forgotten",
     )  # fmt: skip

@@ -62,5 +62,6 @@ def command(
 
     repair(
         ctx, name, "Release",
-        tick=tick, run_key=run_key, reason=reason, yes=yes, wait=wait, output=output, says=says, force=force,
+        tick=tick, run_key=run_key, reason=reason, yes=yes, wait=wait, output=output,
+        says=says, done="released", force=force,
     )  # fmt: skip

@@ -47,11 +47,13 @@ def repair(
     wait: Wait | None,
     output: Format,
     says: Callable[[Object], str],
+    done: str,
     force: bool = False,
 ) -> None:
     """Carries an action out: explain the run, say by `says` what will be done to it, ask, request, tell the answer.
 
     Args:
+        done: how it is called when it is done.
         says: what will be done, from the operator's explanation of the run; raises Failure where nothing is to do.
     """
     if tick is not None and run_key is not None:
@@ -74,7 +76,7 @@ def repair(
         run = answered(cluster, run_name, LOOK_SECONDS)
     raise_unless_good(run)
     message = (run.get("status") or {}).get("message")
-    show_object(run, output, f"{action.lower()}d: {message}" if message else "done")
+    show_object(run, output, f"{done}: {message}" if message else done)
 
 
 def _look(cluster: Cluster, name: str, about: Object) -> Object:
@@ -107,8 +109,12 @@ def described(run: Object) -> str:
     return run_in_words(run, datetime.now(UTC))
 
 
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty()
+
+
 def _confirm(ctx: click.Context) -> None:
-    if not sys.stdin.isatty():
+    if not _somebody_is_there():
         raise click.UsageError("nobody is there to be asked: --yes says yes", ctx)
     if not click.confirm("Go on?", err=True):
         raise Failure(Exit.INTERRUPTED, "nothing was done")

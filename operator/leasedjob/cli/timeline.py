@@ -24,6 +24,7 @@ Object = dict[str, Any]
 MIN_SCALE: Final = 10
 PLAIN_WIDTH: Final = 120  # where there is no terminal
 _GAP: Final = "  "
+_LEGEND: Final = "since the tick"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,12 @@ def draw(
     longest = max(
         (end for bar in bars for end in (bar.claimed, bar.started, bar.ended) if end is not None), default=0.0
     )
-    scale = max(MIN_SCALE, width - sum(columns) - len(_GAP) * 5 - max((len(bar.note) for bar in bars), default=0) - 2)
+    beside = max(len(_LEGEND), *(len(bar.note) for bar in bars)) if bars else 0
+    scale = max(MIN_SCALE, width - sum(columns) - len(_GAP) * 5 - beside - 2)
     if bars:
         end = duration(longest) if longest >= 1 else "1s"
         blank = " " * (sum(columns) + len(_GAP) * 4 + 1)
-        yield f"{blank}0{end:>{scale - 1}}  since the tick", ""
+        yield f"{blank}0{end:>{scale - 1}} {_GAP}{_LEGEND}", ""
     marks = BLOCKS if blocks else ASCII
     for _, lines in groups:
         for line in lines:
