@@ -7,6 +7,7 @@ A change here is a change of the wire format between an operator and Pods that a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Final
@@ -65,6 +66,14 @@ ENV_SIDECAR_URL: Final = "LEASEDJOB_SIDECAR_URL"
 ENV_CONTAINERS: Final = "LEASEDJOB_CONTAINERS"  # of the workload here: the success of one of several isn't the run's
 ENV_ACTIVE_DEADLINE: Final = "LEASEDJOB_ACTIVE_DEADLINE_SECONDS"  # of the attempt; "" where there is none
 
+# --- how long a program took to stop: workload -> sidecar -> database -> operator ------------------------------------
+SHUTDOWN_METRIC: Final = "app_shutdown_duration_seconds"
+SHUTDOWN_BUCKETS: Final = (0.1, 0.5, 1, 2, 5, 10, 15, 20, 25, 30, 45, 60)
+SHUTDOWN_PHASES: Final = ("http", "intervals", "background", "consumers", "pools")
+SHUTDOWN_OUTCOMES: Final = ("done", "failed", "cut", "skipped")
+SHUTDOWN_MOST: Final = 16  # phases in one report
+SHUTDOWN_SECONDS: Final = 86_400  # no stop takes longer
+
 # --- exit codes ------------------------------------------------------------------------------------------------------
 EXIT_NOT_MINE: Final = 75  # adopt, gate: the lease is not ours (EX_TEMPFAIL); nothing ran
 
@@ -72,6 +81,49 @@ EXIT_NOT_MINE: Final = 75  # adopt, gate: the lease is not ours (EX_TEMPFAIL); n
 def probe_path(lease_id: str, attempt: int, container: str) -> str:
     """The path of a workload container's liveness probe: only this lease and attempt is answered with 200."""
     return f"/v1/lease/{lease_id}/{attempt}/{container}"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnd:
+    """One phase of a program's stop.
+
+    Args:
+        phase, outcome: of SHUTDOWN_PHASES and SHUTDOWN_OUTCOMES, or a later version's word, at most 32 characters.
+        seconds: from the beginning of its stage to its last part's end.
+    """
+
+    phase: str
+    outcome: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, raw: object) -> tuple[PhaseEnd, ...]:
+        """The entries of a report.
+
+        Raises:
+            ValueError: it is none; the message names the entry.
+        """
+        if not isinstance(raw, list) or len(raw) > SHUTDOWN_MOST:
+            raise ValueError(f"phases must be a list of at most {SHUTDOWN_MOST}")
+        return tuple(cls._one(number, entry) for number, entry in enumerate(raw))
+
+    @classmethod
+    def _one(cls, number: int, entry: object) -> PhaseEnd:
+        if not isinstance(entry, dict):
+            raise ValueError(f"phases[{number}] must be an object")
+        words = [entry.get("phase"), entry.get("outcome")]
+        for name, word in zip(("phase", "outcome"), words, strict=True):
+            if not isinstance(word, str) or not 1 <= len(word) <= 32:
+                raise ValueError(f"phases[{number}].{name} must be a text of 1 to 32 characters")
+        seconds = entry.get("seconds")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= SHUTDOWN_SECONDS:
+            raise ValueError(f"phases[{number}].seconds must be a number from 0 to {SHUTDOWN_SECONDS}")
+        return cls(str(words[0]), str(words[1]), float(seconds))
+
+    @staticmethod
+    def to_json(ends: Sequence[PhaseEnd]) -> str:
+        """What `parse` reads."""
+        return json.dumps([asdict(end) for end in ends], separators=(",", ":"))
 
 
 class Seen(StrEnum):

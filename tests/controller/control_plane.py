@@ -524,6 +524,10 @@ class Kubelet:
         with self.sidecar() as store:
             return store.finish(self.lease_id, self.token, outcome, data)
 
+    def report_shutdown(self, *ends: protocol.PhaseEnd) -> bool:
+        with self.sidecar() as store:
+            return store.report_shutdown(self.lease_id, self.token, uuid4(), ends)
+
     def start(self) -> None:
         """The workload runs."""
         self.bench.set_status(

@@ -92,6 +92,11 @@ OTHERS_RUNS: Final = (
         for outcome in ("complete", "fail", "release")
     ),
     no_effect(
+        "count durations of a shutdown as its",
+        "SELECT leasedjob.report_shutdown('BANK_ID', 'BANK_TOKEN', gen_random_uuid(), '[]')",
+        gives=(False,),
+    ),
+    no_effect(
         "guess a lease id",
         "SELECT verdict FROM leasedjob.adopt(gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'x', 'x')",
         gives=("lost",),
@@ -320,6 +325,9 @@ RESOURCES: Final = (
            "only its own run waits; nothing waits for a lock"),
     refused("store a huge result", "SELECT leasedjob.finish('OWN_ID', 'OWN_TOKEN', 'complete',"
             " to_jsonb(repeat('x', 300000)))", state="22023", remark="256 KiB are kept"),
+    refused("store huge durations of a shutdown", "SELECT leasedjob.report_shutdown('OWN_ID', 'OWN_TOKEN',"
+            " gen_random_uuid(), to_jsonb(array_fill(1, ARRAY[2000])))", state="22023",
+            remark="2 KiB are kept, and 16 reports for each attempt"),
     no_effect("adopt with a huge name", "SELECT verdict FROM leasedjob.adopt('BANK_CLAIM', 'BANK_CLAIM_TOKEN',"
               " gen_random_uuid(), repeat('x', 10000000), repeat('x', 10000000))", gives=("refused",),
               remark="of its own run 128 and 253 characters are kept"),
@@ -336,6 +344,9 @@ ITS_OWN: Final = (
     possible("finish, fail or give back its own run",
              "SELECT leasedjob.finish('OWN_ID', 'OWN_TOKEN', 'release', NULL)", gives=(True,), own=True,
              remark="whoever has the namespace's Secret and a run's token decides what is recorded of it"),
+    possible("invent durations of its own shutdown", "SELECT leasedjob.report_shutdown('OWN_ID', 'OWN_TOKEN',"
+             " gen_random_uuid(), '[]')", gives=(True,), own=True,
+             remark="a metric counts them, under labels that it can't choose"),
     possible("keep its own lease for ever", "SELECT held FROM leasedjob.heartbeat('OWN_ID', 'OWN_TOKEN')",
              gives=(True,), remark="until the run is cancelled, or `activeDeadlineSeconds` ends its Pod"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from leasedjob.lease.rows import Outcome
 from leasedjob.lease.trust import Probe, Timing
-from leasedjob.protocol import Seen
+from leasedjob.protocol import PhaseEnd, Seen
 from leasedjob.sidecar import fence
 from leasedjob.sidecar.fence import (
     Asked,
@@ -21,6 +21,9 @@ from leasedjob.sidecar.fence import (
     HandedOver,
     Lease,
     Leave,
+    Note,
+    NoteAnswered,
+    Noted,
     Phase,
     Record,
     RecordAnswered,
@@ -601,3 +604,60 @@ def test_a_report_by_a_holder_that_learned_of_its_expiry_is_left_to_the_database
     assert holder.feed(Reported(holder.at + 1, Outcome.COMPLETE)) == [Record(Outcome.COMPLETE, None)]
     holder.feed(RecordAnswered(holder.at + 1, True))
     assert holder.seen is Seen.REPORTED
+
+
+# --- how a program has stopped: figures that decide nothing -----------------------------------------------------------
+
+PHASES = (PhaseEnd("http", "done", 1.5),)
+
+
+def test_a_note_is_sent_when_nothing_else_is_due_and_is_forgotten_once_it_is_answered() -> None:
+    holder = Holder().start()
+    (note,) = holder.feed(Noted(1060.0, "a", PHASES))
+    assert note == Beat(), "a heartbeat that is due comes first"
+    holder.at = 1060.1
+    holder.beat()
+    assert holder.actions == [Note("a", PHASES, next_at=1060.0)]
+    assert holder.feed(NoteAnswered(1060.2)) == []
+    assert holder.state.notes == ()
+
+
+def test_a_note_is_sent_after_the_outcome_and_sigterm_waits_for_it() -> None:
+    holder = Holder().start()
+    holder.feed(Reported(1001.0, Outcome.COMPLETE))
+    holder.feed(Noted(1001.1, "a", PHASES))
+    holder.feed(RecordAnswered(1001.2, True))
+    assert [type(action) for action in holder.actions] == [Note]
+    assert holder.feed(Term(1001.3)) == []
+    assert holder.feed(NoteAnswered(1001.4)) == [Leave()]
+
+
+def test_a_note_whose_answer_does_not_come_is_sent_three_times_and_costs_no_trust() -> None:
+    holder = Holder().start()
+    assert [type(action) for action in holder.feed(Noted(1001.0, "a", PHASES))] == [Note]
+    for at in (1002.0, 1004.0):
+        assert holder.feed(CallFailed(at, "no such function")) == []
+        assert [type(action) for action in holder.tick(at + 1.0)] == [Note]
+    assert holder.feed(CallFailed(1006.0, "no such function")) == []
+    assert holder.state.notes == ()
+    assert (holder.state.failures, holder.state.counts.failed) == (0, 3)
+    assert holder.ask()
+    assert holder.state.beat_at == Holder().start().state.beat_at, "heartbeats come when they would have come"
+
+
+def test_sigterm_does_not_wait_longer_for_a_note_than_for_an_outcome() -> None:
+    holder = Holder().start()
+    holder.feed(Noted(1001.0, "a", PHASES))
+    holder.feed(Term(1001.1))
+    assert holder.tick(1002.5) == []
+    assert holder.tick(1002.7) == [Leave()]
+
+
+def test_who_has_lost_the_lease_is_not_heard_and_nobody_can_fill_the_memory() -> None:
+    holder = Holder().start()
+    for number in range(100):
+        holder.feed(Noted(1001.0, str(number), PHASES))
+    assert len(holder.state.notes) == fence.NOTES_MOST
+    holder.beat(held=False)
+    assert holder.state.notes == ()
+    assert holder.feed(Noted(1002.0, "late", PHASES)) == []

@@ -24,6 +24,7 @@ POLL_SECONDS: Final = 1.0
 FULL_POLL_SECONDS: Final = 30.0
 OVERLAP: Final = timedelta(seconds=10)  # transactions commit in another order than they read the clock
 RENEW_SECONDS: Final = 15.0
+EXPORT_SECONDS: Final = 10.0
 WATCH_BEGINS_SECONDS: Final = 4.0
 STALE_AFTER: Final = 180.0  # seconds for which lists may show what the watch does not, before the process is unhealthy
 STUCK_AFTER: Final = 10.0  # the same, before the watch begins anew
@@ -121,6 +122,18 @@ class Poller:
         if complete:
             engine.metrics.active_runs.set(active)
             engine.metrics.jobs.set(len(engine.cache.jobs))
+
+
+class ShutdownExporter:
+    """Counts how workloads of this cluster have stopped; each report is taken by one replica."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def step(self) -> None:
+        engine = self._engine
+        for ends in await engine.store.take_shutdown_reports(engine.settings.cluster):
+            engine.metrics.stopped(ends)
 
 
 class Renewer:

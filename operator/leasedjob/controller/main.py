@@ -21,12 +21,14 @@ from leasedjob.controller.engine import Engine
 from leasedjob.controller.events import Recorder
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.loops import (
+    EXPORT_SECONDS,
     POLL_SECONDS,
     RENEW_SECONDS,
     Comparer,
     Health,
     Poller,
     Renewer,
+    ShutdownExporter,
     forever,
 )
 from leasedjob.controller.metrics import Metrics
@@ -77,6 +79,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "events": events.run(),
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
+            "export": forever("export of shutdowns", EXPORT_SECONDS, ShutdownExporter(engine).step),
             "rotate": forever("rotation of credentials", settings.rotation_check_seconds, rotator.step),
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -9,6 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from leasedjob import __version__
 from leasedjob.controller.outcome import Result
 from leasedjob.lease.rows import JobSchedulerStatus, Run
+from leasedjob.protocol import (
+    SHUTDOWN_BUCKETS,
+    SHUTDOWN_METRIC,
+    SHUTDOWN_OUTCOMES,
+    SHUTDOWN_PHASES,
+    PhaseEnd,
+)
 
 SKEW_BUCKETS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 KNOWN_REASONS: Final = frozenset(
@@ -54,11 +62,22 @@ class Metrics:
         self.watch_lag_seconds = Gauge(
             "leasedjob_watch_staleness_seconds", "For how long a list has shown what the watch has not.", registry=r
         )
+        self.shutdown_seconds = Histogram(
+            SHUTDOWN_METRIC, "Seconds that a phase of a workload's shutdown took.", ["phase", "outcome"], registry=r,
+            buckets=SHUTDOWN_BUCKETS,
+        )  # fmt: skip
         info = Gauge("leasedjob_build_info", "Constant 1; the version is the label.", ["version"], registry=r)
         info.labels(__version__).set(1)
 
     def attempt_ended(self, result: Result, reason: str) -> None:
         self.attempts.labels(result.value, reason if reason in KNOWN_REASONS else "Other").inc()
+
+    def stopped(self, ends: Sequence[PhaseEnd]) -> None:
+        """How a workload has stopped. Its words are the workload's own, so only known ones become labels."""
+        for end in ends:
+            phase = end.phase if end.phase in SHUTDOWN_PHASES else "other"
+            outcome = end.outcome if end.outcome in SHUTDOWN_OUTCOMES else "other"
+            self.shutdown_seconds.labels(phase, outcome).observe(end.seconds)
 
     def run_ended(self, run: Run) -> None:
         failed = run.stopped_as.lower() or "fail"

@@ -10,6 +10,7 @@ answer (`leasedjob.lease.database.classify`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -431,6 +432,15 @@ class OperatorStore:
     async def codes_with_news(self, cluster: str, since: datetime) -> set[str]:
         """Codes of this cluster whose ledger or suspension changed at or after `since`."""
         return {row["code"] for row in await self._rows("codes_with_news", cluster=cluster, since=since)}
+
+    async def take_shutdown_reports(self, cluster: str, *, limit: int = 500) -> list[tuple[PhaseEnd, ...]]:
+        """How programs of this cluster's Pods have stopped; each is given to one caller, once. What can't be read is
+        left out."""
+        found = []
+        for row in await self._rows("take_shutdown_reports", cluster=cluster, limit=limit):
+            with contextlib.suppress(ValueError):  # a tenant's role writes them
+                found.append(PhaseEnd.parse(row["phases"]))
+        return found
 
     async def database_now(self) -> datetime:
         """The database's clock."""

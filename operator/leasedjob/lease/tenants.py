@@ -1,8 +1,8 @@
 """Tenants: one cluster and namespace, and the login roles of its sidecars.
 
-A tenant's role may execute adopt, heartbeat and finish, which judge `session_user` and the token, and nothing else. A
-tenant has two slots, a and b, so that a password is rotated without a gap: the free slot gets the new password, the
-Secret is written, and the old slot is disabled when every Pod has had time to see it
+A tenant's role may execute adopt, heartbeat, finish and report_shutdown, which judge `session_user` and the token, and
+nothing else. A tenant has two slots, a and b, so that a password is rotated without a gap: the free slot gets the new
+password, the Secret is written, and the old slot is disabled when every Pod has had time to see it
 (docs/decisions/0008-rotation.md). Which slot is current, and since when, is a row with the database's
 time; each change carries the state that it was decided on, so replicas can't undo each other's steps.
 
@@ -37,6 +37,7 @@ SIDECAR_FUNCTIONS: Final = (
     "adopt(uuid, uuid, uuid, text, text)",
     "heartbeat(uuid, uuid)",
     "finish(uuid, uuid, text, jsonb)",
+    "report_shutdown(uuid, uuid, uuid, jsonb)",
 )
 # What an honest sidecar never reaches. A session may change them for itself, so the operator looks after it, too
 # (`end_overdue_sessions`).

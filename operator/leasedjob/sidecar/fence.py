@@ -26,11 +26,14 @@ from typing import Any, Final, assert_never
 
 from leasedjob.lease.rows import Outcome
 from leasedjob.lease.trust import CLOCK_RATE, Probe, Timing
-from leasedjob.protocol import Seen, Testimony
+from leasedjob.protocol import PhaseEnd, Seen, Testimony
 
 CALL_LIMIT_SECONDS: Final = 30.0  # a database call that takes longer is cut off and tried again
 RETRY_FIRST_SECONDS: Final = 1.0
 RETRY_MOST_SECONDS: Final = 5.0
+NOTES_MOST: Final = 16  # reports of a stop that are kept to be sent
+NOTE_TRIES: Final = 3
+NOTE_RETRY_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 1.5  # after SIGTERM a report on its way may take this long; a sidecar has two seconds at least
 ANY_CONTAINER: Final = "*"  # a suspicion where no container had asked yet
 REASON_LIMIT: Final = 240  # the kubelet shares 12 KiB between the termination messages of all containers of a Pod
@@ -103,9 +106,24 @@ class Suspicion:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """How a program of the Pod has stopped: figures for a metric, which decide nothing and may be lost.
+
+    Args:
+        id: a UUID, so that sending it twice counts once.
+    """
+
+    id: str
+    phases: tuple[PhaseEnd, ...]
+    next_at: float = NEVER
+    tries: int = 0
+
+
 class CallKind(StrEnum):
     BEAT = "beat"
     RECORD = "record"
+    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +153,7 @@ class State:
     unconfirmed: bool = False
     fenced: Fenced | None = None
     report: Report | None = None
+    notes: tuple[Note, ...] = ()
     draining: bool = False
     leaving: float | None = None  # when SIGTERM came
     call: Call | None = None
@@ -192,6 +211,8 @@ class State:
             due = min(due, self.sendable.next_at)
         if self.beating:
             due = min(due, self.beat_at)
+        if self.notes:
+            due = min(due, self.notes[0].next_at)
         return due
 
     @property
@@ -320,6 +341,22 @@ class RecordRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """A program of the Pod says how it has stopped."""
+
+    at: float
+    id: str
+    phases: tuple[PhaseEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteAnswered:
+    """The database has it, or will never take it."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     at: float
 
@@ -345,6 +382,8 @@ Event = (
     | Reported
     | RecordAnswered
     | RecordRefused
+    | Noted
+    | NoteAnswered
     | Drain
     | Unhealthy
     | Term
@@ -384,7 +423,7 @@ class Leave:
     """End the process; the final testimony is in the state."""
 
 
-Action = Beat | Record | Cut | Answer | Leave
+Action = Beat | Record | Note | Cut | Answer | Leave
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -414,6 +453,11 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         case RecordRefused():
             report = state.report
             state = replace(state, call=None, report=replace(report, refused=event.problem) if report else None)
+        case Noted():
+            if len(state.notes) < NOTES_MOST and not state.lost:
+                state = replace(state, notes=(*state.notes, Note(event.id, event.phases, next_at=event.at)))
+        case NoteAnswered():
+            state = replace(state, call=None, notes=state.notes[1:])
         case Drain():
             state = replace(state, draining=True)
         case Unhealthy():
@@ -535,7 +579,7 @@ def _beat_answered(state: State, event: BeatAnswered) -> State:
 
 
 def _lose(state: State, at: float, reason: str) -> State:
-    fenced = state.fenced
+    fenced, state = state.fenced, replace(state, notes=())  # what this token says is heard by nobody
     if fenced is None:
         return replace(state, fenced=Fenced(at, reason, lost=True))
     return replace(state, fenced=replace(fenced, lost=True))
@@ -550,6 +594,11 @@ def _call_failed(state: State, event: CallFailed) -> State:
             delay = _retry_delay(state, event.jitter)
             state = replace(state, report=replace(state.pending, next_at=event.at + delay))
         return state
+    if kind is CallKind.NOTE:
+        note, *more = state.notes or (None,)
+        if note is not None and note.tries + 1 < NOTE_TRIES:
+            more = [replace(note, tries=note.tries + 1, next_at=event.at + NOTE_RETRY_SECONDS), *more]
+        return replace(state, notes=tuple(more))
     return _retry_beat(state, event.at, event.jitter, event.problem)
 
 
@@ -630,7 +679,8 @@ def _record_answered(state: State, event: RecordAnswered) -> State:
 def _due(state: State, at: float) -> tuple[State, tuple[Action, ...]]:
     """What is to be done now that the event is in: at most one call on its way, reports before heartbeats."""
     lease = state.lease
-    if state.leaving is not None and (state.pending is None or at >= state.leaving + LEAVE_SECONDS):
+    unsaid = state.pending is not None or state.notes
+    if state.leaving is not None and (not unsaid or at >= state.leaving + LEAVE_SECONDS):
         return state, (Leave(),)
     if lease is None:
         return state, ()
@@ -642,6 +692,8 @@ def _due(state: State, at: float) -> tuple[State, tuple[Action, ...]]:
         wanted.append(CallKind.RECORD)
     if state.beating and at >= state.beat_at:
         wanted.append(CallKind.BEAT)
+    if state.notes and at >= state.notes[0].next_at and not wanted:
+        return replace(state, call=Call(CallKind.NOTE, at)), (state.notes[0],)
     if not wanted:
         return state, ()
     # Both due and failing: take turns, so that neither starves the other.

@@ -8,6 +8,7 @@ that writes files, and one for each of the workload's own probes.
                                         GET  /v1/drain[?wait=S]               once draining or no longer leased
                                         POST /v1/drain                        the drain notice; heartbeats go on
                                         POST /v1/outcome {"outcome": "complete|fail|release", "data": ...}
+                                        POST /v1/shutdown {"phases": [{"phase", "outcome", "seconds"}]}
 
 An outcome is answered 200 when the database has it (also if it had it already), 409 if the lease is lost or another
 outcome came first, 422 if it can't be stored, 503 if the database didn't answer yet: ask again.
@@ -28,6 +29,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
@@ -183,7 +185,7 @@ class Hold:
         self._state, actions = fence.step(self._state, event)
         for action in actions:
             match action:
-                case fence.Beat() | fence.Record():
+                case fence.Beat() | fence.Record() | fence.Note():
                     assert self._link is not None
                     self._link.send(action)
                 case fence.Cut():
@@ -373,7 +375,9 @@ class Hold:
                 exchange.answer(200, {"draining": True})
             case "POST", "/v1/outcome":
                 self._post_outcome(request, exchange)
-            case _, "/v1/lease" | "/v1/drain" | "/v1/outcome":
+            case "POST", "/v1/shutdown":
+                self._post_shutdown(request, exchange)
+            case _, "/v1/lease" | "/v1/drain" | "/v1/outcome" | "/v1/shutdown":
                 exchange.answer(405, {"error": "not this method"})
             case _:
                 exchange.answer(404, {"error": "no such path"})
@@ -430,6 +434,17 @@ class Hold:
             return 503, {"recorded": False, "outcome": outcome, "error": why}
 
         self._hold_exchange(Waiting(exchange, time.monotonic() + OUTCOME_SECONDS, ready, late))
+
+    def _post_shutdown(self, request: Request, exchange: Exchange) -> None:
+        """Answered at once: whoever says it is about to end."""
+        try:
+            raw = json.loads(request.body.decode("utf-8", "replace"))
+            phases = protocol.PhaseEnd.parse(raw["phases"] if isinstance(raw, dict) and "phases" in raw else None)
+        except (ValueError, RecursionError) as error:
+            exchange.answer(400, {"error": f'expected JSON: {{"phases": [...]}}: {error}'})
+            return
+        self._feed(fence.Noted(boottime(), str(uuid.uuid4()), phases))
+        exchange.answer(202, {"accepted": True})
 
     def _hold_exchange(self, waiting: Waiting) -> None:
         answer = waiting.ready()

@@ -23,6 +23,8 @@ from leasedjob.sidecar.fence import (
     BeatAnswered,
     CallFailed,
     Event,
+    Note,
+    NoteAnswered,
     Record,
     RecordAnswered,
     RecordRefused,
@@ -50,7 +52,7 @@ def connector(directory: str) -> Connect:
 
 
 class Link:
-    """Sends heartbeats and outcomes of one lease.
+    """Sends heartbeats, outcomes and notes of one lease.
 
     Args:
         connect: opens a connection, credentials read anew each time; it gets the seconds that it may take.
@@ -76,7 +78,7 @@ class Link:
         self._stuck: list[_Worker] = []
         self.current = 0
 
-    def send(self, call: Beat | Record) -> None:
+    def send(self, call: Beat | Record | Note) -> None:
         """Starts a call. Its end comes through `done`, exactly once unless it is cut off."""
         if self._worker is None:
             self._worker = _Worker(self)
@@ -101,7 +103,7 @@ class Link:
         if self._worker is not None:
             self._worker.calls.put(None)
 
-    def perform(self, worker: _Worker, call: Beat | Record) -> Make:
+    def perform(self, worker: _Worker, call: Beat | Record | Note) -> Make:
         from leasedjob.lease.store import SidecarStore
 
         connection = worker.connection
@@ -115,6 +117,9 @@ class Link:
             sent = boottime()  # before the statement leaves: a slow answer can't stretch the lease
             beat = store.heartbeat(self._lease_id, self._token)
             return lambda at, jitter: BeatAnswered(at, sent, beat.held, beat.stop_requested, beat.busy, jitter)
+        if isinstance(call, Note):
+            store.report_shutdown(self._lease_id, self._token, UUID(call.id), call.phases)
+            return lambda at, _jitter: NoteAnswered(at)
         try:
             recorded = store.finish(self._lease_id, self._token, call.outcome, call.data)
         except Exception as error:
@@ -137,7 +142,7 @@ class _Worker(threading.Thread):
     def __init__(self, link: Link) -> None:
         super().__init__(name="database", daemon=True)
         self._link = link
-        self.calls: queue.SimpleQueue[tuple[int, Beat | Record] | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[tuple[int, Beat | Record | Note] | None] = queue.SimpleQueue()
         self.connection: Connection[Any] | None = None
         self.abandoned = False
 

@@ -49,6 +49,7 @@ class ShutdownState:
         self.stop_at: float | None = None
         self.grace: float | None = None  # as the sidecar says
         self.pre_stop: float | None = None
+        self.sidecar: Sidecar | None = None  # which is told how the program has stopped
 
     @classmethod
     def listening(
@@ -130,6 +131,8 @@ class ShutdownState:
     def watch(self, sidecar: Sidecar) -> None:
         """The sidecar's drain notice begins draining; a lost lease is a stop. Asks once before it returns."""
         from leasedjob.errors import SidecarUnavailableError
+
+        self.sidecar = sidecar
 
         def tell(view: View) -> None:
             self.grace, self.pre_stop = view.grace, view.pre_stop

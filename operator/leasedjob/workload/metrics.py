@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
+from leasedjob.protocol import SHUTDOWN_BUCKETS, SHUTDOWN_METRIC
 from leasedjob.workload.phases import PhaseReport
-
-NAME: Final = "app_shutdown_duration_seconds"
-BUCKETS: Final = (0.1, 0.5, 1, 2, 5, 10, 15, 20, 25, 30, 45, 60)
 
 
 def observe(report: PhaseReport) -> None:
@@ -23,4 +21,6 @@ def _histogram() -> Any:
         from prometheus_client import Histogram
     except ImportError:
         return None
-    return Histogram(NAME, "Seconds that a phase of the shutdown took", ("phase", "outcome"), buckets=BUCKETS)
+    return Histogram(
+        SHUTDOWN_METRIC, "Seconds that a phase of the shutdown took", ("phase", "outcome"), buckets=SHUTDOWN_BUCKETS
+    )

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from leasedjob.errors import DrainingError, InvalidShutdownBudgetError
+from leasedjob.protocol import PhaseEnd
 from leasedjob.workload import phases
 from leasedjob.workload.abort import AbortSignal
 from leasedjob.workload.draining import ShutdownState
@@ -285,7 +286,14 @@ class GracefulShutdown:
         for line in self.report():
             _log.info("shutdown: %s: %s after %.1f s", line.phase, line.outcome, line.seconds)
             metrics.observe(line)
+        self._hand_over()
         self._done.set("everything has ended")
+
+    def _hand_over(self) -> None:
+        """A Pod's metric dies with the Pod, so its sidecar keeps the durations, and the operator exports them."""
+        ends = [PhaseEnd(line.phase.value, line.outcome.value, round(line.seconds, 3)) for line in self.report()]
+        if ends and self._shutdown.sidecar is not None:
+            self._shutdown.sidecar.report_shutdown(ends)
 
     def _force(self, action: Force) -> None:
         """The budget is over: last words, for a second at most, since even a log can hang."""
@@ -304,6 +312,8 @@ class GracefulShutdown:
             _log.critical("%s", text)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            if not self._done.is_set():
+                self._hand_over()
 
         speaker = threading.Thread(target=last_words, daemon=True)
         speaker.start()
