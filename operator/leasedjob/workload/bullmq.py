@@ -41,6 +41,9 @@ DRAINING: Final = "draining"  # why a job has failed that a draining worker had 
 RETRY_SECONDS: Final = 1.0  # until Redis is asked again after it has failed
 LOOK_SECONDS: Final = 0.1
 FETCH_SECONDS: Final = 5.0  # for an answer that is on its way when draining begins
+# bullmq waits for a job for up to 10 s. By default redis-py 8 takes a connection for dead that was silent for 5 s, and
+# then doesn't ask again for up to 20 s.
+ANSWER_SECONDS: Final = 15
 ADD_SECONDS: Final = 10.0
 RECOVER: Final = 1000  # failed jobs that a worker looks through when it starts
 # What this adapter decides itself.
@@ -88,7 +91,7 @@ class BullMQWorker:
             raise ValueError(f"options: {', '.join(taken)}: give it as an argument, or leave it out")
         self.name = name or f"queue {queue}"
         self._queue, self._work, self._state, self._concurrency = queue, work, state, concurrency
-        self._options = {**(options or {}), "connection": _connection(connection)}
+        self._options = {**(options or {}), "connection": _patient(_connection(connection))}
         self._worker: Any = None
         self._tasks: list[asyncio.Task[None]] = []  # the loop, and the check for stalled jobs
         self._running: dict[asyncio.Task[None], Any] = {}  # -> its job
@@ -362,6 +365,15 @@ def _connection(connection: object) -> str | dict[str, Any]:
     if isinstance(connection, str) and connection.startswith(("redis://", "rediss://", "unix://")):
         return connection
     raise ValueError("connection must be a redis:// URL or a mapping of redis.asyncio.Redis's arguments")
+
+
+def _patient(connection: str | dict[str, Any]) -> str | dict[str, Any]:
+    """The same, for a connection on which answers are waited for."""
+    if isinstance(connection, dict):
+        return {"socket_timeout": ANSWER_SECONDS, **connection}
+    if "socket_timeout=" in connection:
+        return connection
+    return f"{connection}{'&' if '?' in connection else '?'}socket_timeout={ANSWER_SECONDS}"
 
 
 def _key_of(job: Any) -> str:
