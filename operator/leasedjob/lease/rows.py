@@ -467,6 +467,53 @@ class Beat:
     busy: bool
 
 
+class TransitionKind(StrEnum):
+    """What became of a run."""
+
+    STARTED = "started"  # a Pod adopted the lease
+    ENDED = "ended"  # an attempt did
+    TAKEN_OVER = "taken_over"  # the next attempt found the lease expired
+    GIVEN_UP = "given_up"  # it waited for its next attempt, and gets none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """A change of a run that one operator of its cluster is told of, whoever made it.
+
+    Args:
+        outcome: of the attempt that ended; None where none did.
+        counted: the end counts against the backoff limit.
+        final: the run gets no further attempt.
+        expired: the lease had run out by then.
+        adopted: a Pod had adopted it.
+        from_cluster: whose lease it was before.
+        reason: `<Reason>` or `<Reason>: <message>`; "" where the workload itself reported the outcome.
+        happened_at: by the database's clock.
+    """
+
+    kind: TransitionKind
+    cluster: str
+    run_id: UUID
+    namespace: str
+    job_name: str
+    job_uid: str
+    run_key: str | None
+    tick: datetime | None
+    attempt: int
+    outcome: Outcome | None
+    counted: bool
+    final: bool
+    expired: bool
+    adopted: bool
+    from_cluster: str
+    reason: str
+    happened_at: datetime
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome is Outcome.COMPLETE
+
+
 __all__ = [
     "CLAIM_LEASE_MS",
     "DEFAULT_BACKOFF",

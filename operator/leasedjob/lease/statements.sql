@@ -184,6 +184,10 @@ SELECT leasedjob.report_shutdown(%(id)s, %(token)s, %(report)s, %(phases)s::json
 -- Some that no operator of this cluster has exported.
 SELECT phases FROM leasedjob.take_shutdown_reports(%(cluster)s, %(limit)s) AS taken (phases);
 
+-- name: take_transitions
+-- Transitions of runs that no operator of this cluster has taken.
+SELECT * FROM leasedjob.take_transitions(%(cluster)s, %(limit)s, %(apart)s);
+
 -- name: schema_exists
 -- What of the schema is there. It reads the catalogue's rows: to_regclass() may answer from a cache that is older than
 -- the lock under which this is asked.

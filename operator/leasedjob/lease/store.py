@@ -46,6 +46,8 @@ from leasedjob.lease.rows import (
     Released,
     Run,
     Suspension,
+    Transition,
+    TransitionKind,
 )
 from leasedjob.lease.statements import statement
 from leasedjob.protocol import PhaseEnd
@@ -442,6 +444,18 @@ class OperatorStore:
                 found.append(PhaseEnd.parse(row["phases"]))
         return found
 
+    async def take_transitions(
+        self, cluster: str, *, limit: int = 500, apart: timedelta = timedelta(seconds=6)
+    ) -> list[Transition]:
+        """What has become of runs that this cluster holds; each is given to one caller, once, in order.
+
+        Args:
+            apart: for how long after a start whatever follows it for the same run is left in place: for whoever took
+                the start.
+        """
+        rows = await self._rows("take_transitions", cluster=cluster, limit=limit, apart=apart)
+        return [_transition(row) for row in rows]
+
     async def database_now(self) -> datetime:
         """The database's clock."""
         now: datetime = await self._value("database_now")
@@ -593,6 +607,12 @@ def _ledger_entry(raw: Mapping[str, Any]) -> LedgerEntry:
         decided_by=raw["decided_by"],
         decided_at=datetime.fromisoformat(raw["decided_at"]),
     )
+
+
+def _transition(row: DictRow) -> Transition:
+    values = {name: row[name] for name in Transition.__dataclass_fields__ if name not in ("kind", "outcome")}
+    outcome = None if row["outcome"] is None else Outcome(row["outcome"])
+    return Transition(kind=TransitionKind(row["kind"]), outcome=outcome, **values)
 
 
 # What the requests of one tick mostly have in common.
