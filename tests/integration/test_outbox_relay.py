@@ -404,8 +404,8 @@ class TestItsLife:
         outbox.put(*(f"k{n}" for n in range(12)))
         async with GracefulShutdown(state) as shutdown:
             relay = OutboxRelay(outbox.dsn, publish, state, batch=4)
-            relay.start()
             shutdown.add(relay)
+            relay.start()
             (report,) = await shutdown.finished()
         assert taken == ["k0", "k1", "k2", "k3"]
         assert outbox.published() == set(taken)
@@ -432,8 +432,8 @@ class TestItsLife:
         outbox.put("a", "b", "c")
         with GracefulShutdown(state) as shutdown:
             relay = OutboxRelay(outbox.dsn, publish, state, batch=2)
-            relay.start()
             shutdown.add(relay)
+            relay.start()
             assert shutdown.wait(LONG)
         assert taken == ["a", "b"]
         assert outbox.published() == {"a", "b"}

@@ -1,8 +1,8 @@
 """OutboxRelay: publishes what is in the outbox, at least once and in the order of each partition key.
 
     relay = OutboxRelay(os.environ["DATABASE_URL"], publisher, state)
-    relay.start()                      # on the running event loop, or in a thread of its own
     shutdown.add(relay)
+    relay.start()                      # on the running event loop, or in a thread of its own
 
 A batch is one transaction: lock the lanes, claim rows with FOR UPDATE SKIP LOCKED, publish, mark, commit. Draining is
 looked at before each claim; a batch that has been claimed is finished, within its time. Whoever is killed between
