@@ -340,7 +340,7 @@ class TestForbidden:
         pair = [parts.start(NOT_CLAIMED, SECONDS="0.2") for _ in range(2)]
         for process in pair:
             process.line("begins")
-        parts.put(20)
+        parts.put(10)
         for process in pair:
             process.line("published")
             process.signal(signal.SIGTERM)
