@@ -523,6 +523,29 @@ def test_completion_of_names_from_the_cluster(api: FakeApi, kubeconfig: Path) ->
     assert completed(kubeconfig, "list", "--context", "") == ["here", "shop", ":4"]
 
 
+def test_every_verb_that_takes_a_leasedjob_completes_its_name(api: FakeApi, kubeconfig: Path) -> None:
+    api.job("hello")
+    context = click.Context(plugin)
+    verbs = []
+    for verb in plugin.list_commands(context):
+        command = plugin.get_command(context, verb)
+        assert command is not None
+        if any(p.name in ("name", "names") for p in command.params if isinstance(p, click.Argument)):
+            verbs.append(verb)
+            assert completed(kubeconfig, verb, "h") == ["hello", ":4"], verb
+    assert len(verbs) == 12
+
+
+def test_completion_of_run_keys_and_cronjobs(api: FakeApi, kubeconfig: Path) -> None:
+    keys = ["2026-07-20T03:00:00Z", "2026-07-20T03:00:00Z#r1", "manual/default/a/b"]
+    api.job("hello", recent_runs=[{"runKey": key} for key in keys])
+    api.put("cronjobs", "nightly", spec={})
+    assert completed(kubeconfig, "why", "hello", "--at", "2") == [keys[0], ":4"]
+    assert completed(kubeconfig, "logs", "hello", "--run-key", "") == [*keys, ":4"]
+    assert completed(kubeconfig, "why", "--at", "") == [":4"]
+    assert "cronjob/nightly" in completed(kubeconfig, "convert", "cron")
+
+
 def test_completion_is_silent_when_the_cluster_is_not_there(api: FakeApi, kubeconfig: Path) -> None:
     api.fail = lambda _method, _path: (500, "no")
     assert completed(kubeconfig, "run", "") == [":4"]

@@ -117,10 +117,10 @@ class Cluster:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, plural: str, name: str) -> Object:
+    def get(self, plural: str, name: str, *, timeout: tuple[float, float] = PATIENT) -> Object:
         """One object; Failure NOT_FOUND where it isn't there."""
         with self._translated(plural, name):
-            return self._ask("GET", self._path(plural, name))
+            return self._ask("GET", self._path(plural, name), timeout=timeout)
 
     def list_all(
         self,

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leasedjob.cli.exits import Exit, Failure
-from leasedjob.cli.options import Tick, cluster_options, complete_jobs, rfc3339, target
+from leasedjob.cli.options import (
+    Tick,
+    cluster_options,
+    complete_jobs,
+    complete_run_keys,
+    complete_ticks,
+    rfc3339,
+    target,
+)
 from leasedjob.cli.output import printable
 
 if TYPE_CHECKING:
@@ -21,8 +29,15 @@ Object = dict[str, Any]
 
 @click.command()
 @click.argument("name", shell_complete=complete_jobs)
-@click.option("--at", "tick", type=Tick(), metavar="TICK", help="Of the run of this tick; default: of the latest run.")
-@click.option("--run-key", metavar="KEY", help="Of the run with this key.")
+@click.option(
+    "--at",
+    "tick",
+    type=Tick(),
+    metavar="TICK",
+    shell_complete=complete_ticks,
+    help="Of the run of this tick; default: of the latest run.",
+)
+@click.option("--run-key", metavar="KEY", shell_complete=complete_run_keys, help="Of the run with this key.")
 @click.option("-p", "--previous", is_flag=True, help="Of the run before the latest one.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="NUMBER", help="The attempt; default: the latest.")
 @click.option("-c", "--container", metavar="NAME", help="The container; default: the first of the workload's.")

@@ -123,6 +123,23 @@ def complete_cron_jobs(ctx: click.Context, param: click.Parameter, incomplete: s
     return [*map(CompletionItem, names), *click.Path().shell_complete(ctx, param, incomplete)]
 
 
+def complete_run_keys(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Keys of the recent runs of the LeasedJob that the command line names."""
+    # Behind an option that waits for its value click has not given the arguments their names.
+    name = str(ctx.params.get("name") or next(iter(ctx.args), ""))
+
+    def keys(cluster: Cluster) -> list[str]:
+        status = cluster.get("leasedjobs", name, timeout=cluster.QUICK).get("status") or {}
+        return [run["runKey"] for run in status.get("recentRuns") or [] if run.get("runKey")]
+
+    return _complete(ctx, incomplete, keys) if name else []
+
+
+def complete_ticks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Those of the keys that are ticks."""
+    return [key for key in complete_run_keys(ctx, param, incomplete) if key.endswith("Z")]
+
+
 def complete_runs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Names of LeasedJobRuns in the namespace that have not ended."""
     from leasedjob.cli.exits import Phase

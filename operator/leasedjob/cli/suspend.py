@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leasedjob.cli.options import cluster_options, complete_jobs, target
-from leasedjob.protocol import GROUP
+from leasedjob.cli.output import Format, format_option, show_object
 
 if TYPE_CHECKING:
     from leasedjob.cli.cluster import Cluster
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_jobs)
+@format_option(Format.JSON, Format.YAML, Format.NAME)
 @cluster_options
 @click.pass_context
-def command(ctx: click.Context, names: tuple[str, ...]) -> None:
+def command(ctx: click.Context, names: tuple[str, ...], output: Format) -> None:
     """Suspend LeasedJobs: none of their ticks counts until `resume`.
 
     It sets spec.suspend. A run that goes on is left alone (see `cancel`), and runs can still be asked for. A resume
@@ -27,18 +28,17 @@ def command(ctx: click.Context, names: tuple[str, ...]) -> None:
     for name in names:
         job = cluster.get("leasedjobs", name)
         if job["spec"].get("suspend"):
-            click.echo(f"leasedjob.{GROUP}/{name} is suspended already")
-            continue
-        set_suspend(cluster, job, True)
-        click.echo(f"leasedjob.{GROUP}/{name} suspended")
+            show_object(job, output, "is suspended already")
+        else:
+            show_object(set_suspend(cluster, job, True), output, "suspended")
 
 
-def set_suspend(cluster: Cluster, job: dict[str, Any], value: bool) -> None:
-    """Sets spec.suspend, and warns where somebody else keeps it."""
+def set_suspend(cluster: Cluster, job: dict[str, Any], value: bool) -> dict[str, Any]:
+    """Sets spec.suspend, warns where somebody else keeps it, and returns the LeasedJob as it is then."""
     from leasedjob.cli.gitops import keeper
 
     name = job["metadata"]["name"]
-    cluster.merge("leasedjobs", name, {"spec": {"suspend": value}})
+    changed = cluster.merge("leasedjobs", name, {"spec": {"suspend": value}})
     by = keeper(job, "spec", "suspend")
     if by is not None:
         click.echo(
@@ -46,3 +46,4 @@ def set_suspend(cluster: Cluster, job: dict[str, Any], value: bool) -> None:
             f"set spec.suspend to {str(value).lower()} there too",
             err=True,
         )
+    return changed

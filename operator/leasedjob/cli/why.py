@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from leasedjob.cli.exits import Exit, Failure, Phase
-from leasedjob.cli.options import Tick, cluster_options, complete_jobs, rfc3339, target
+from leasedjob.cli.options import (
+    Tick,
+    cluster_options,
+    complete_jobs,
+    complete_run_keys,
+    complete_ticks,
+    rfc3339,
+    target,
+)
 from leasedjob.cli.output import Format, dump, format_option, printable
 
 if TYPE_CHECKING:
@@ -20,8 +28,20 @@ ANSWER_SECONDS: Final = 30.0
 
 @click.command()
 @click.argument("name", shell_complete=complete_jobs)
-@click.option("--at", "tick", type=Tick(), metavar="TICK", help="A tick, e.g. 2026-07-20T03:00:00Z; default: now.")
-@click.option("--run-key", metavar="KEY", help="A run instead: a rerun (...Z#r1), or one that somebody asked for.")
+@click.option(
+    "--at",
+    "tick",
+    type=Tick(),
+    metavar="TICK",
+    shell_complete=complete_ticks,
+    help="A tick, e.g. 2026-07-20T03:00:00Z; default: now.",
+)
+@click.option(
+    "--run-key",
+    metavar="KEY",
+    shell_complete=complete_run_keys,
+    help="A run instead: a rerun (...Z#r1), or one that somebody asked for.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
