@@ -275,3 +275,9 @@ def kafka_servers(tmp_path_factory: pytest.TempPathFactory) -> str:
     need("KAFKA", kafka_jars())
     own = tmp_path_factory.getbasetemp()
     return shared_kafka(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
+@pytest.fixture
+def kafka_topic() -> str:
+    """A name for a topic, or the beginning of several, that no other test uses."""
+    return f"topic-{os.getpid()}-{next(_numbers)}"

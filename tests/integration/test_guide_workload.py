@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.queues import RedisServer
 
 from leasedjob.api.v1alpha1 import LeasedJobSpec
+from leasedjob.workload.kafka import KafkaProducer
 from leasedjob.workload.phases import LIMITS
 
 from .conftest import Database
+from .test_queue_kafka import create
 from .workload_parts import Processes, processes
 
 pytestmark = pytest.mark.integration
@@ -33,8 +37,8 @@ def run(tmp_path: Path) -> Iterator[Processes]:
 
 
 def test_the_guide_has_the_blocks_that_are_used() -> None:
-    assert [language for language, _, _ in BLOCKS] == ["yaml", "crontab", "python", "python", "python"]
-    assert list(FILES) == ["import_orders.py", "service.py", "resume.py"]
+    assert [language for language, _, _ in BLOCKS] == ["yaml", "crontab", *["python"] * len(FILES)]
+    assert list(FILES) == ["import_orders.py", "service.py", "resume.py", "queue_worker.py", "invoices.py"]
 
 
 def test_the_manifest_is_accepted() -> None:
@@ -108,6 +112,29 @@ def test_the_next_attempt_goes_on_where_the_stopped_one_ended(
     assert first.out + second.out == [f"done {item}" for item in range(40)]
     (row,) = database.rows("SELECT status, attempt FROM leasedjob.job_scheduler")
     assert row == {"status": "SUCCESS", "attempt": 2}
+
+
+def test_a_queue_s_worker_gets_a_key_once(run: Processes, tmp_path: Path, redis_server: RedisServer) -> None:
+    text = FILES["queue_worker.py"].replace('"payments"', f'"payments-{tmp_path.name}"')
+    process = run.start([sys.executable, "-c", text], {"REDIS_URL": redis_server.url})
+    process.line("charged 7 charge/7")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.err
+    assert process.out == ["charged 7 charge/7"]
+
+
+async def test_a_consumer_sends_on_what_it_gets(run: Processes, kafka_servers: str, kafka_topic: str) -> None:
+    text = re.sub('"(orders|invoices)"', rf'"{kafka_topic}-\1"', FILES["invoices.py"])
+    sending = KafkaProducer(servers=kafka_servers)
+    await sending.start()
+    for topic in ("orders", "invoices"):
+        await create(kafka_servers, f"{kafka_topic}-{topic}")
+    await sending.send(f"{kafka_topic}-orders", b"order 7", idempotency_key="order/7")
+    await sending.stop()
+    process = run.start([sys.executable, "-c", text], {"KAFKA_SERVERS": kafka_servers})
+    await asyncio.to_thread(process.line, "invoice for order 7")
+    process.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(process.wait) == 0, process.err
 
 
 def test_the_table_of_phases_has_the_limits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,15 +27,21 @@ def run() -> Iterator[Processes]:
 class Example:
     """An example's folder, and what its programs are told."""
 
-    def __init__(self, run: Processes, folder: str, database: Database, env: dict[str, str]) -> None:
-        self._run, self._folder = run, EXAMPLES / folder
+    def __init__(
+        self, run: Processes, folder: str, database: Database, env: dict[str, str], names: Mapping[str, str]
+    ) -> None:
+        self._run, self._folder = run, folder
         self._env = {"DATABASE_URL": database.dsn, "IDLE_SECONDS": "1", **env}
-        readme = (self._folder / "README.md").read_text()
+        readme = (EXAMPLES / folder / "README.md").read_text()
         (statement,) = re.findall(r"^```sql\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
         database.rows(statement)
+        self._names = {f'"{name}"': f'"{own}"' for name, own in names.items()}
 
     def start(self, program: str, *words: str) -> Process:
-        return self._run.start([sys.executable, str(self._folder / program), *words], self._env)
+        text = (EXAMPLES / self._folder / program).read_text()
+        for name, own in self._names.items():
+            text = text.replace(name, own)
+        return self._run.start([sys.executable, "-c", text, *words], self._env)
 
     def done(self, program: str, *words: str) -> Process:
         process = self.start(program, *words)
@@ -44,10 +50,10 @@ class Example:
 
 
 def test_the_bullmq_worker_charges_each_order_once_over_a_stop(
-    run: Processes, redis_server: RedisServer, empty_database: Database
+    run: Processes, redis_server: RedisServer, empty_database: Database, tmp_path: Path
 ) -> None:
-    redis = redis_server.url.removesuffix("0") + "7"  # the queue's name is the example's
-    example = Example(run, "07-bullmq-worker", empty_database, {"REDIS_URL": redis})
+    env = {"REDIS_URL": redis_server.url}
+    example = Example(run, "07-bullmq-worker", empty_database, env, {"payments": f"payments-{tmp_path.name}"})
     example.done("add.py", "60")
     example.done("add.py", "60")
     first = example.start("worker.py")
@@ -64,11 +70,12 @@ def test_the_bullmq_worker_charges_each_order_once_over_a_stop(
 
 
 async def test_the_kafka_consumer_writes_each_invoice_once_over_a_stop(
-    run: Processes, kafka_servers: str, empty_database: Database
+    run: Processes, kafka_servers: str, kafka_topic: str, empty_database: Database
 ) -> None:
-    for topic in ("orders", "orders-aside"):
-        await create(kafka_servers, topic)
-    example = Example(run, "08-kafka-consumer", empty_database, {"KAFKA_SERVERS": kafka_servers})
+    names = {name: f"{kafka_topic}-{name}" for name in ("orders", "orders-aside", "invoices")}
+    for name in ("orders", "orders-aside"):
+        await create(kafka_servers, names[name])
+    example = Example(run, "08-kafka-consumer", empty_database, {"KAFKA_SERVERS": kafka_servers}, names)
     example.done("send.py", "60")
     first = example.start("consumer.py")
     first.line("invoice")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import random
 import signal
 from collections import Counter
@@ -24,7 +22,6 @@ from .conftest import Database
 from .workload_parts import LONG, Processes, processes
 
 pytestmark = pytest.mark.integration
-_numbers = itertools.count(1)
 PARTITIONS = 3
 WORK = """
 import asyncio, os, psycopg
@@ -63,11 +60,10 @@ def run() -> Iterator[Processes]:
 
 
 @pytest.fixture
-async def topic(kafka_servers: str) -> str:
-    """The name of a topic that no other test uses."""
-    name = f"topic-{os.getpid()}-{next(_numbers)}"
-    await create(kafka_servers, name)
-    return name
+async def topic(kafka_servers: str, kafka_topic: str) -> str:
+    """A topic that no other test uses."""
+    await create(kafka_servers, kafka_topic)
+    return kafka_topic
 
 
 async def create(servers: str, name: str, partitions: int = PARTITIONS) -> None:
