@@ -103,6 +103,39 @@ def test_cancel_stops_a_run_and_it_stays_stopped(kubectl: Kubectl, plugin: Plugi
     assert "has already ended: Cancelled" in again.stdout
 
 
+FIRST_FAILS = """
+    import os, time
+    print("attempt", os.environ["LEASEDJOB_ATTEMPT"], "begins", flush=True)
+    time.sleep(3)
+    print("it ends", flush=True)
+    raise SystemExit(4 if os.environ["LEASEDJOB_ATTEMPT"] == "1" else 0)
+"""
+
+
+def test_logs_and_timeline_of_a_run_with_two_attempts(kubectl: Kubectl, plugin: Plugin) -> None:
+    kubectl.apply(leased_job("twice", FIRST_FAILS, schedule=NEVER, backoffLimit=1, failedRunsHistoryLimit=2, **SHORT))
+    nothing = plugin("logs", "twice")
+    assert nothing.returncode == Exit.NOT_FOUND
+    assert "it has not run yet" in nothing.stderr
+    assert plugin("run", "twice").returncode == Exit.OK
+    kubectl.wait("a Pod", lambda: kubectl.items("pods"))
+    followed = plugin("logs", "twice", "-f")  # from before the start to the end
+    assert followed.returncode == Exit.OK, followed.stderr
+    assert followed.stdout == "attempt 1 begins\nit ends\n"
+    kubectl.wait("success", lambda: " Success" in plugin("list").stdout, timeout=120, every=1)
+    assert plugin("logs", "twice", "--tail", "1").stdout == "it ends\n"
+    assert plugin("logs", "twice").stdout == "attempt 2 begins\nit ends\n"
+    assert plugin("logs", "twice", "--attempt", "1").stdout == "attempt 1 begins\nit ends\n"
+    assert plugin("logs", "twice", "-c", "leasedjob-hold").returncode == Exit.OK
+    unknown = plugin("logs", "twice", "-c", "nix")
+    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (Exit.REFUSED, 1)
+
+    lines = [line.split("|") for line in plugin("timeline", "twice").stdout.splitlines() if "#" in line]
+    assert [line[0].split()[-3:-1] for line in lines] == [["Ended", "Error"], ["#2", "Success"]]
+    assert lines[0][1].rstrip().endswith("x")
+    assert lines[1][1].index("=") > lines[0][1].rindex("x"), "the second attempt came after the first"
+
+
 def test_what_is_not_there_and_who_may_not(
     kubectl: Kubectl, plugin: Plugin, cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
@@ -117,7 +150,7 @@ def test_what_is_not_there_and_who_may_not(
     for user in config["users"]:
         user["user"] = {"token": token}
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    for words in (("run", "x"), ("list",), ("list", "-A"), ("cancel", "x"), ("runs", "x")):
+    for words in (("run", "x"), ("list",), ("list", "-A"), ("cancel", "x"), ("runs", "x"), ("why", "x"), ("logs", "x")):
         refused = plugin(*words, kubeconfig=tmp_path / "kubeconfig")
         assert refused.returncode == Exit.NO_ACCESS, refused.stderr
         assert len(refused.stderr.splitlines()) == 1
@@ -133,7 +166,7 @@ def test_kubectl_completes_the_plugin_s_words(kubectl: Kubectl, cluster: Cluster
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, env=with_plugin_on_path())
         return [line.partition("\t")[0] for line in done.stdout.splitlines()]
 
-    assert complete("r") == ["run", "runs", ":4"]
+    assert complete("r") == ["run", "runs", "resume", "release", ":4"]
     # Completion gives up early and silently, so on a busy machine it is asked again.
     kubectl.wait("both names", lambda: complete("run", *place, "") == ["alpha", "beta", ":4"])
     kubectl.wait("one name", lambda: complete("run", *place, "b") == ["beta", ":4"])

@@ -26,7 +26,7 @@ from leasedjob.api.v1alpha1 import RunPhase
 from leasedjob.cli import wait
 from leasedjob.cli.complete import answer
 from leasedjob.cli.exits import Exit, Phase
-from leasedjob.cli.kubectl import plugin
+from leasedjob.cli.kubectl import VERBS, plugin
 from leasedjob.cli.list import last_result, state
 from leasedjob.cli.options import Tick
 from leasedjob.cli.output import ago, duration, printable
@@ -577,6 +577,21 @@ HEAVY = {"kubernetes", "urllib3", "yaml", "rich", "pydantic", "psycopg", "kopf",
 @pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("version",)])
 def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     assert not loaded_by("leasedjob.cli.kubectl", *words) & HEAVY
+
+
+def test_the_help_lists_every_verb_and_imports_none() -> None:
+    script = (
+        "import sys\n"
+        "from leasedjob.cli.kubectl import plugin\n"
+        "try: plugin(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.startswith('leasedjob.cli.')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    *lines, modules = loaded.splitlines()
+    commands = lines[lines.index("Commands:") + 1 :]
+    assert {line.split()[0] for line in commands if not line.startswith("     ")} == set(VERBS)
+    assert not {f"leasedjob.cli.{verb}" for verb in VERBS} & set(modules.split())
 
 
 def test_completing_a_verb_imports_nothing_heavy() -> None:

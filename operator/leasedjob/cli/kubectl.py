@@ -14,40 +14,43 @@ PROGRAM: Final = "kubectl leasedjob"
 # click's own completion, for whoever calls kubectl-leasedjob directly.
 COMPLETE_VAR: Final = "_KUBECTL_LEASEDJOB_COMPLETE"
 
-# Each module has a `command`. For the help's lines all are imported, so they import click and nothing heavier.
-_VERBS: Final = {
-    "run": "leasedjob.cli.run",
-    "cancel": "leasedjob.cli.cancel",
-    "backfill": "leasedjob.cli.backfill",
-    "list": "leasedjob.cli.list",
-    "get": "leasedjob.cli.get",
-    "runs": "leasedjob.cli.runs",
-    "why": "leasedjob.cli.why",
-    "timeline": "leasedjob.cli.timeline",
-    "logs": "leasedjob.cli.logs",
-    "preview": "leasedjob.cli.preview",
-    "suspend": "leasedjob.cli.suspend",
-    "resume": "leasedjob.cli.resume",
-    "convert": "leasedjob.cli.convert",
-    "lint": "leasedjob.cli.lint",
-    "release": "leasedjob.cli.release",
-    "forget": "leasedjob.cli.forget",
-    "version": "leasedjob.cli.version",
+# A verb is `command` in the module of its name. The lines are here so that the help needs none of the modules.
+VERBS: Final = {
+    "run": "Start a run of a LeasedJob.",
+    "cancel": "Cancel a run, or a backfill.",
+    "backfill": "Run past ticks of a LeasedJob, the oldest first.",
+    "list": "List LeasedJobs and their last results.",
+    "get": "Show LeasedJobs, with their next ticks and recent runs.",
+    "runs": "List a LeasedJob's recent runs.",
+    "why": "Say why a LeasedJob does, or doesn't, run: now, or at a tick.",
+    "timeline": "Draw a LeasedJob's recent runs.",
+    "logs": "Print the log of a run's Pod.",
+    "preview": "Show the next ticks, with what clock changes do to them.",
+    "suspend": "Suspend LeasedJobs: no tick counts until `resume`.",
+    "resume": "Let the ticks of suspended LeasedJobs count again.",
+    "convert": "Write CronJobs as LeasedJobs, and tell each difference.",
+    "lint": "Judge manifests offline.",
+    "release": "End the present attempt of a run, so that the next one begins.",
+    "forget": "Forget that a run failed, so that it may be tried again.",
+    "version": "Print the plugin's version.",
 }
 
 
 class Verbs(click.Group):
-    """Loads `command` of a verb's module at first use."""
+    """Loads a verb's module when the verb is named, and not for the help that lists them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_VERBS)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = _VERBS.get(cmd_name)
-        if module is None:
+        if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(module).command
+        command: click.Command = import_module(f"leasedjob.cli.{cmd_name}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
