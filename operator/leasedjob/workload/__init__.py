@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leasedjob.workload.checkpoint import AsyncCheckpoints, Checkpoints
     from leasedjob.workload.draining import ShutdownState
     from leasedjob.workload.intervals import IntervalRegistry, SyncIntervalRegistry
+    from leasedjob.workload.outbox.http import HttpPublisher
     from leasedjob.workload.outbox.judge import Patience
     from leasedjob.workload.outbox.operations import (
         enqueue_once,
@@ -61,6 +62,7 @@ _HOME: Final = {
     "ShutdownState": "leasedjob.workload.draining",
     "IntervalRegistry": "leasedjob.workload.intervals",
     "CallablePublisher": "leasedjob.workload.outbox.publisher",
+    "HttpPublisher": "leasedjob.workload.outbox.http",
     "OutboxMessage": "leasedjob.workload.outbox.publisher",
     "OutboxRelay": "leasedjob.workload.outbox.relay",
     "Patience": "leasedjob.workload.outbox.judge",
@@ -92,6 +94,7 @@ __all__ = [
     "Checkpoints",
     "DrainingError",
     "GracefulShutdown",
+    "HttpPublisher",
     "IdempotencyKeyReusedError",
     "IntervalRegistry",
     "InvalidOutboxMessageError",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from leasedjob.workload.outbox.batch import Relayed
+    from leasedjob.workload.outbox.http import HttpPublisher
     from leasedjob.workload.outbox.judge import Patience
     from leasedjob.workload.outbox.operations import (
         OutboxStatus,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOME: Final = {
     "INSTALL": "table",
     "CallablePublisher": "publisher",
+    "HttpPublisher": "http",
     "OutboxMessage": "publisher",
     "OutboxRelay": "relay",
     "OutboxStatus": "operations",
@@ -48,6 +50,7 @@ _HOME: Final = {
 __all__ = [
     "INSTALL",
     "CallablePublisher",
+    "HttpPublisher",
     "OutboxMessage",
     "OutboxRelay",
     "OutboxStatus",
