@@ -122,7 +122,8 @@ def test_nothing_is_due() -> None:
         (job_of(conditions=[{**READY, "status": "False", "reason": "InvalidSchedule", "message": "spec.schedule: no"}]),
          "No tick starts a run: InvalidSchedule: spec.schedule: no"),
         (job_of(conditions=[{**READY, "reason": "Suspended"}]), "spec.suspend is true"),
-        (job_of(conditions=[{**READY, "reason": "SuspendedAfterFailures", "message": "3 failures"}]), "(3 failures)"),
+        (job_of(conditions=[{**READY, "status": "False", "reason": "SuspendedAfterFailures", "message": "3 failures"}]),
+         "No tick starts a run: 3 failures."),
         (job_of(observedGeneration=0), "has not seen the last edit"),
         (job_of(), "No further tick comes"),
         (job_of(nextScheduleTime="2026-07-20T03:55:00Z"), "5m overdue: the operator, or its database"),
@@ -168,7 +169,7 @@ def explained(verdict: Verdict, message: str, **more: Any) -> Callable[[Object],
 def test_why_at_a_tick_asks_the_operator_and_takes_the_question_back(api: FakeApi, call: Call) -> None:
     api.job()
     api.operator = explained(
-        Verdict.SKIPPED, "a run was active", range=ledger(TICK, TICK, 1), failures=2, interruptions=1
+        Verdict.SKIPPED, "a run was active", range=ledger(TICK, "2026-07-20T05:00:00Z", 3), failures=2, interruptions=1
     )
     result = call("why", "hello", "--at", "2026-07-20T05:00:00+02:00")
     assert result.exit_code == Exit.OK
@@ -177,16 +178,17 @@ def test_why_at_a_tick_asks_the_operator_and_takes_the_question_back(api: FakeAp
     assert result.stdout.splitlines() == [
         "Skipped: a run was active",
         "So far: 2 failures that counted, 1 interruption that didn't count.",
-        f"In the ledger: the tick {TICK} was skipped: Overlap (a run was still active, and concurrencyPolicy is "
-        f"Forbid), decided by eu at {TICK}.",
+        f"In the ledger: 3 ticks from {TICK} to 2026-07-20T05:00:00Z were skipped: Overlap (a run was still active, "
+        "and concurrencyPolicy is Forbid), decided by eu at 2026-07-20T05:00:00Z.",
         f"To run it all the same: kubectl leasedjob run hello --at {TICK}",
     ]
 
 
 def test_why_about_a_time_that_is_no_tick(api: FakeApi, call: Call) -> None:
     api.job()
-    api.operator = explained(Verdict.NOT_A_TICK, "no", previous_tick=TICK, next_tick="2026-07-21T03:00:00Z")
-    assert f"The nearest ticks: {TICK} and 2026-07-21T03:00:00Z." in call("why", "hello", "--at", TICK).stdout
+    api.operator = explained(Verdict.NOT_A_TICK, f"no tick; the nearest: {TICK}", previous_tick=TICK)
+    assert call("why", "hello", "--at", TICK).stdout == f"NotATick: no tick; the nearest: {TICK}\n"
+    assert json.loads(call("why", "hello", "--at", TICK, "-o", "json").stdout)["previousTick"] == TICK
 
 
 def test_why_about_a_run_key_and_its_reruns(api: FakeApi, call: Call) -> None:
@@ -388,6 +390,25 @@ def test_repair_says_first_what_it_will_do(api: FakeApi, call: Call, verb: str, 
         {"jobName": "hello", "action": verb.title(), "tick": TICK, "reason": "node is gone"},
     ]
     assert result.stdout.endswith(f"{verb}d: done so\n".replace("forgetd", "forgotten"))
+
+
+def test_a_release_that_takes_its_time_is_told_as_such(api: FakeApi, call: Call) -> None:
+    api.job()
+    explains = repairing("Running")
+    stopping = answer(phase=RunPhase.RUNNING, reason="Stopping", message="Pod hello-1 is being stopped")
+    api.operator = lambda spec: explains(spec) if spec["action"] == "Explain" else stopping
+    result = call("release", "hello", "--at", TICK, "-y")
+    assert result.exit_code == Exit.OK
+    assert result.stdout.endswith(" is being released: Pod hello-1 is being stopped\n")
+
+
+def test_cancelling_a_run_of_the_schedule_that_has_ended_is_no_error(api: FakeApi, call: Call) -> None:
+    api.job()
+    api.operator = lambda _spec: answer(phase=RunPhase.REFUSED, reason="AlreadySucceeded", message="it has succeeded")
+    result = call("cancel", f"hello/{TICK}")
+    assert (result.exit_code, result.stdout) == (Exit.OK, f"run {TICK} of hello has already ended: it has succeeded\n")
+    api.operator = lambda _spec: answer(phase=RunPhase.REFUSED, reason="NoSuchRun", message="no such run")
+    assert call("cancel", f"hello/{TICK}").exit_code == Exit.RUN_REFUSED
 
 
 def test_force_says_what_may_happen(api: FakeApi, call: Call) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,8 @@ from leasedjob.protocol import GROUP
 
 if TYPE_CHECKING:
     from leasedjob.cli.cluster import Cluster
+
+ENDED: Final = ("AlreadySucceeded", "NotRunning")  # reasons of a refusal: there is nothing left to stop
 
 
 @click.command()
@@ -75,7 +77,11 @@ def _by_action(cluster: Cluster, job: str, run_key: str, wait: Wait | None) -> N
         return
     else:
         answer = first
+    status = answer.get("status") or {}
+    message = status.get("message")
+    if status.get("reason") in ENDED:
+        click.echo(f"{shown} has already ended: {message}")
+        return
     raise_unless_good(answer)
-    message = (answer.get("status") or {}).get("message")
     ended = "cancelled" if Phase.of(answer).exit_code is not None else "being cancelled"
     click.echo(f"{shown} is {ended}{f': {message}' if message else ''}")

@@ -43,16 +43,12 @@ def _state(job: Object) -> Iterator[str]:
     if seen is not None and seen < job["metadata"].get("generation", seen):
         yield "The operator has not seen the last edit yet; what follows is of the object before it."
     reason, message = condition.get("reason", ""), condition.get("message", "")
-    if condition.get("status") != "True":
-        yield f"No tick starts a run: {reason}: {message}"
-    elif reason == SUSPENDED:
+    if reason == SUSPENDED:
         yield f"No tick starts a run: spec.suspend is true. `kubectl leasedjob resume {name}` ends that."
     elif reason == AFTER_FAILURES:
-        said = f" ({message})" if message else ""
-        yield (
-            f"No tick starts a run: so many runs in a row have failed that it is suspended{said}. "
-            f"`kubectl leasedjob resume {name}` ends that."
-        )
+        yield f"No tick starts a run: {message or 'too many runs in a row have failed'}."
+    elif condition.get("status") != "True":
+        yield f"No tick starts a run: {reason}: {message}"
 
 
 def _active(job: Object, now: datetime) -> Iterator[str]:
@@ -194,11 +190,9 @@ def explanation_in_words(name: str, explanation: Object, now: datetime) -> list[
     if tries:
         lines.append(f"So far: {', '.join(tries)}.")
     lines += [f"Again, by a backfill: {run_in_words(run, now)}" for run in explanation.get("reruns") or []]
-    if explanation.get("range"):
-        lines.append(f"In the ledger: {range_in_words(explanation['range'])}")
-    nearest = [explanation[key] for key in ("previousTick", "nextTick") if explanation.get(key)]
-    if nearest:
-        lines.append(f"The nearest ticks: {' and '.join(nearest)}.")
+    entry = explanation.get("range") or {}
+    if int(entry.get("count") or 1) > 1:  # of a single tick the message has said all
+        lines.append(f"In the ledger: {range_in_words(entry)}")
     if verdict in ("Skipped", "Missed", "Dropped", "BeforeWatermark") and tick:
         lines.append(f"To run it all the same: kubectl leasedjob run {name} --at {tick}")
     return lines

@@ -1,4 +1,4 @@
-"""`leasedjob prune`: delete runs that ended long ago, so that they never run again."""
+"""`leasedjob prune`: delete runs that ended long ago, so that they never run again, and what else is that old."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declares the verb and its arguments."""
     verb = verbs.add_parser(
         "prune",
-        help="delete runs that ended long ago",
+        help="delete runs that ended long ago, and the ledger of ticks that did not run",
         description="Deletes runs that ended, and whose tick was, longer ago than an age; their ticks can't be claimed "
-        "any more. Runs whose key is no tick, and those that run once, stay for ever. It takes a minute at least, and "
+        "any more. Runs whose key is no tick, and those that run once, stay for ever. What says of ticks of that age "
+        "why they did not run goes as well, with audit lines and records of backfills. It takes a minute at least, and "
         "is safe at any time, also when several run at once.",
         epilog="exit codes: 0 done, 2 usage, 3 the database can't be reached, refuses the login, or has a transaction "
         "that doesn't end, 4 failed",
@@ -50,6 +51,7 @@ def prune(arguments: argparse.Namespace) -> int:
     try:
         jobs = SyncJobSchedulerService(credentials(arguments))
         done = jobs.prune(arguments.older_than, keep_last=arguments.keep_last, dry_run=arguments.dry_run)
+        ledger = jobs.prune_ledger(arguments.older_than, dry_run=arguments.dry_run)
     except (DatabaseUnavailableError, DatabaseRefusedError) as error:
         complain("prune", error)
         return Exit.DATABASE
@@ -60,6 +62,7 @@ def prune(arguments: argparse.Namespace) -> int:
     for item in done:
         print(f"{item.code}: {verb} {item.rows} up to {item.through:%Y-%m-%dT%H:%M:%SZ}")
     print(f"{verb} {sum(item.rows for item in done)} runs of {len(done)} codes")
+    print(f"{verb} {ledger} records of ticks that did not run")
     return Exit.DONE
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from leasedjob.cli.exits import Exit, Failure
+from leasedjob.cli.exits import Exit, Failure, Phase
 from leasedjob.cli.options import Tick, complete_run_keys, complete_ticks, rfc3339, target
 from leasedjob.cli.output import Format, printable, show_object
 from leasedjob.cli.request import raise_unless_good, request
-from leasedjob.cli.wait import Wait, answered
+from leasedjob.cli.wait import Wait, answered, first_answer
 
 if TYPE_CHECKING:
     from leasedjob.cli.cluster import Cluster
@@ -77,13 +77,13 @@ def repair(
     spec = {**about, **({"reason": reason} if reason else {}), **({"force": True} if force else {})}
     run = request(cluster, name, action=action, **spec)
     run_name = run["metadata"]["name"]
-    if wait is not None:
-        run, _ = wait.follow(cluster, run_name)
-    else:
-        run = answered(cluster, run_name, LOOK_SECONDS)
-    raise_unless_good(run)
-    message = (run.get("status") or {}).get("message")
-    show_object(run, output, f"{done}: {message}" if message else done)
+    answer = wait.follow(cluster, run_name)[0] if wait is not None else first_answer(cluster, run_name)
+    if answer is None:
+        raise Failure(Exit.TIMED_OUT, f"no operator has answered yet; it stays asked for: kubectl get ljr {run_name}")
+    raise_unless_good(answer)
+    note = done if Phase.of(answer).exit_code is not None else f"is being {done}"
+    message = (answer.get("status") or {}).get("message")
+    show_object(answer, output, f"{note}: {message}" if message else note)
 
 
 def _look(cluster: Cluster, name: str, about: Object) -> Object:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 ANSWER_SECONDS: Final = 10.0  # for which an operator's first word is waited for
-NOT_YET: Final = "Pending"  # the reason of a run that the operator has seen and not judged
+NOT_YET: Final = ("Pending", "Planning")  # reasons of what an operator has seen and not judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def first_answer(cluster: Cluster, name: str) -> dict[str, Any] | None:
         with _interruptible(name):
             for run in cluster.follow("leasedjobruns", name, ANSWER_SECONDS):
                 status = run.get("status") or {}
-                if status.get("phase") and status.get("reason") != NOT_YET:
+                if status.get("phase") and status.get("reason") not in NOT_YET:
                     return run
     except Failure as failure:
         if failure.exit_code != Exit.NO_ACCESS:
