@@ -322,6 +322,12 @@ def test_runs_are_kept_for_ever_unless_it_is_asked_otherwise(render: Any) -> Non
     assert Settings.from_environment(env).retention_days == 90
 
 
+def test_the_ledger_is_kept_for_ninety_days_unless_it_is_asked_otherwise(render: Any) -> None:
+    assert Settings.from_environment(operator_env(render(EXISTING))).ledger_days == Settings().ledger_days == 90
+    env = operator_env(render({**EXISTING, "retention": {"ledgerDays": 0}}))
+    assert (Settings.from_environment(env).ledger_days, Settings.from_environment(env).retention_days) == (0, 0)
+
+
 def test_the_chart_and_the_package_have_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == leasedjob.__version__

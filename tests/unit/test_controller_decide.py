@@ -18,6 +18,7 @@ from leasedjob.controller.decide import (
     LAUNCH_RETRY_SECONDS,
     NOT_HELD,
     PREDECESSOR_GRACE,
+    SUSPENDED_EVERY,
     Action,
     Claim,
     DeletePod,
@@ -26,6 +27,7 @@ from leasedjob.controller.decide import (
     RecordTicks,
     ReleaseClaim,
     Stop,
+    SuspendFailing,
     decide,
     launch_retry_ms,
     orphan,
@@ -43,7 +45,7 @@ FORBID, ALLOW, REPLACE = ConcurrencyPolicy.FORBID, ConcurrencyPolicy.ALLOW, Conc
 LATEST, ALL, SKIP = MissedRunPolicy.RunLatest, MissedRunPolicy.RunAll, MissedRunPolicy.Skip
 HOUR = 3600.0
 KEY = run_key_for(b.T0)
-ORDER = ["End", "ReleaseClaim", "Stop", "DeletePod", "RecordTicks", "Launch", "Claim"]
+ORDER = ["End", "ReleaseClaim", "Stop", "DeletePod", "SuspendFailing", "RecordTicks", "Launch", "Claim"]
 
 
 def actions(view: JobView) -> tuple[Action, ...]:
@@ -65,6 +67,10 @@ def nothing(view: JobView) -> datetime | None:
 
 def claims(view: JobView) -> list[Claim]:
     return [a for a in actions(view) if isinstance(a, Claim)]
+
+
+def failing(view: JobView) -> list[Action]:
+    return [a for a in actions(view) if isinstance(a, SuspendFailing)]
 
 
 def active(tick: float = -HOUR, **more: Any) -> Run:
@@ -115,8 +121,47 @@ class TestTicks:
         assert isinstance(found, End)
 
     @pytest.mark.parametrize("policy", [LATEST, ALL, SKIP])
-    def test_suspended(self, policy: MissedRunPolicy) -> None:
-        assert nothing(b.view(now=5 * HOUR, suspend=True, missed=policy)) is None
+    def test_suspended_ticks_are_written_down_and_none_starts(self, policy: MissedRunPolicy) -> None:
+        found = only(b.view(now=5 * HOUR, suspend=True, missed=policy))
+        assert isinstance(found, RecordTicks)
+        (passed,) = found.ranges
+        assert (found.through, found.suspended) == (passed.last, True)
+        assert (passed.count, passed.reason, passed.reason.kind) == (5, TickReason.Suspended, "skipped")
+
+    def test_suspended_ticks_are_written_down_together_some_time_after_the_first(self) -> None:
+        when = b.at(HOUR) + SUSPENDED_EVERY
+        assert nothing(b.view(now=-30, suspend=True)) == when
+        assert nothing(b.view(now=2 * HOUR - 1, suspend=True)) == when
+        assert isinstance(only(b.view(now=2 * HOUR, suspend=True)), RecordTicks)
+
+    def test_a_schedule_that_failures_have_suspended(self) -> None:
+        found = only(replace(b.view(now=5 * HOUR), suspended=True))
+        assert isinstance(found, RecordTicks)
+        assert (found.ranges[0].reason, found.suspended) == (TickReason.SuspendedAfterFailures, False)
+
+    def test_failures_in_a_row_are_counted_by_the_database_before_anything_starts(self) -> None:
+        failed = b.run(FAIL, reason="Error")
+        found = actions(b.view(failed, suspend_after=3, now=HOUR))
+        assert [type(a) for a in found] == [SuspendFailing, Claim]
+        assert found[0] == SuspendFailing(failed, 3)
+        assert not failing(b.view(failed))
+        assert not failing(replace(b.view(failed, suspend_after=3), suspended=True))
+
+    @pytest.mark.parametrize(
+        "changes", [{"manual": True}, {"retry_at": b.at(9)}, {"reason": "Cancelled"}, {"reason": "Replaced"}]
+    )
+    def test_what_is_no_failure_of_the_schedule(self, changes: dict[str, Any]) -> None:
+        assert failing(b.view(b.run(FAIL, reason="Error"), suspend_after=1))
+        assert not failing(b.view(b.run(FAIL, **{"reason": "Error", **changes}), suspend_after=1))
+
+    def test_the_latest_run_decides_whether_failures_are_counted(self) -> None:
+        failed, good = b.run(FAIL, reason="Error"), b.run(SUCCESS, tick=b.at(HOUR), started=HOUR)
+        assert not failing(b.view(failed, good, suspend_after=1, now=HOUR + 60, watermark=b.at(HOUR)))
+
+    def test_what_a_person_asked_for_costs_the_schedule_no_tick(self) -> None:
+        for manual in (False, True):
+            (claim,) = claims(b.view(active(manual=manual), now=HOUR)) or [None]
+            assert (claim and claim.overlap) is (None if manual else OverlapRule.SKIP), "it waits, and isn't skipped"
 
     def test_a_suspended_job_s_runs_go_on(self) -> None:
         body = b.pod()

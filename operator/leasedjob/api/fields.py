@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from leasedjob.api.crd import KINDS
 from leasedjob.api.structural import PRESERVE, structural
-from leasedjob.api.v1alpha1 import LeasedJobSpec
+from leasedjob.api.v1alpha1 import LeasedJobRunSpec, LeasedJobSpec
 
 Json = Mapping[str, Any]
 _GROUP_VERSION_KIND: Final = "x-kubernetes-group-version-kind"
@@ -61,9 +61,19 @@ def unknown_in_spec(spec: Any) -> list[str]:
     return list(unknown(_spec_schema(), spec, "spec"))
 
 
+def unknown_in_run(spec: Any) -> list[str]:
+    """The same of a LeasedJobRun's spec."""
+    return list(unknown(_run_schema(), spec, "spec"))
+
+
 @cache
 def _spec_schema() -> Json:
     return structural(LeasedJobSpec)
+
+
+@cache
+def _run_schema() -> Json:
+    return structural(LeasedJobRunSpec)
 
 
 @cache

@@ -26,6 +26,7 @@ from leasedjob.controller.decide import (
     RecordTicks,
     ReleaseClaim,
     Stop,
+    SuspendFailing,
     launch_retry_ms,
     run_name,
     which,
@@ -43,6 +44,7 @@ from leasedjob.controller.tenants import TenantSecrets
 from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.rows import (
+    REASON_AFTER_FAILURES,
     REASON_CANCELLED,
     REASON_OVERLAP,
     REASON_REPLACED,
@@ -63,6 +65,8 @@ log = logging.getLogger(__name__)
 CREATE_TRIES: Final = (0.0, 0.3, 1.0, 2.0, 4.0)  # seconds before each try of a Pod's creation, while the claim lives
 DOOMED: Final = 600.0  # seconds for which nothing is claimed in a namespace that goes, if it takes that long
 WANTED_STOPS: Final = {REASON_CANCELLED: EventReason.RUN_CANCELLED, REASON_REPLACED: EventReason.RUN_REPLACED}
+SUSPENDED_AGAIN: Final = 600.0  # seconds after which a suspended cluster asks again whether its ticks are its own
+JUDGED: Final = 3600.0  # for which a failed run isn't counted again
 SETTLE: Final = 5.0  # seconds within which an action's effect should be observed
 
 
@@ -133,6 +137,8 @@ class Actor:
                 return await self._claim(entry, view, action)
             case RecordTicks():
                 return await self._record(entry, action)
+            case SuspendFailing():
+                return await self._suspend(entry, action)
             case _:
                 raise AssertionError(f"no such action: {action!r}")
 
@@ -228,14 +234,32 @@ class Actor:
         return run is not None and run.status is JobSchedulerStatus.RUNNING and run.attempt == pod.attempt
 
     async def _record(self, entry: Entry, action: RecordTicks) -> Progress:
-        answer = await self.store.record_ticks(self.settings.cluster, entry.code, action.through, action.ranges)
+        record = self.store.record_suspended if action.suspended else self.store.record_ticks
+        answer = await record(self.settings.cluster, entry.code, action.through, action.ranges)
         if answer.recorded:
             await self._missed(entry, action.ranges)
             return Progress(watermark=answer.watermark)
-        return Progress(watermark=answer.watermark, again_in=0.5)
+        # Another cluster may be active with the code, where these ticks are due.
+        return Progress(watermark=answer.watermark, again_in=SUSPENDED_AGAIN if action.suspended else 0.5)
+
+    async def _suspend(self, entry: Entry, action: SuspendFailing) -> Progress:
+        busy, suspended = await self.store.suspend_failing(self.settings.cluster, entry.code, action.limit)
+        if busy:
+            return Progress(again_in=0.2)
+        entry.state_stale = True
+        if suspended:
+            text = f"{action.limit} failed runs in a row, the last: {which(action.run)}: {action.run.reason}"
+            self.events.record(
+                entry.body, EventReason.SUSPENDED_AFTER_FAILURES, cut(text), warning=True, once=str(action.run.id)
+            )
+        return Progress(leave_for=JUDGED)
 
     async def _missed(self, entry: Entry, ranges: Sequence[TickRange]) -> None:
         for r in ranges:
+            entry.state_stale = True
+            if r.reason.kind == "skipped":  # the condition says so, each hour's Event would not
+                self.metrics.ticks_skipped.labels(r.reason.value).inc(r.count)
+                continue
             self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
             text = f"{r.count} missed from {run_key_for(r.first)} to {run_key_for(r.last)}: {r.reason}"
             self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
@@ -249,32 +273,35 @@ class Actor:
         return results
 
     async def _claim(self, entry: Entry, view: JobView, action: Claim) -> Progress:
-        policy = view.policy
         previous = action.previous
         if entry.doomed:
             return Progress(leave_for=DOOMED)
         if previous is not None and not await self._previous_is_over(view, previous):
             return Progress(refresh=[previous.id], again_in=1.0)
-        identity = RunIdentity(action.type, entry.code, action.run_key)
-        result = await self._claims.ask(
-            ClaimRequest(
-                identity=identity,
-                tick=action.tick,
-                name=entry.name,
-                namespace=entry.namespace,
-                job_name=entry.name,
-                job_uid=entry.uid,
-                tenant=tenant_of(self.settings.cluster, entry.namespace),
-                run_lease_ms=policy.timing.duration * 1000,
-                on_overlap=action.overlap,
-                starting_deadline_ms=_deadline_ms(policy, action.tick),
-                backoff_limit=policy.backoff_limit,
-                manual=action.manual,
-                dropped=action.dropped,
-            )
-        )
+        request = self.request_for(entry, view, action)
+        result = await self._claims.ask(request)
         self.metrics.claims.labels(result.verdict.value).inc()
-        return await self._verdict(entry, view, action, identity, result)
+        return await self._verdict(entry, view, action, request.identity, result)
+
+    def request_for(self, entry: Entry, view: JobView, action: Claim, *, reopen: bool = False) -> ClaimRequest:
+        """What the database is asked. `reopen`: a failed run without a retry left may be claimed again."""
+        policy = view.policy
+        return ClaimRequest(
+            identity=RunIdentity(action.type, entry.code, action.run_key),
+            tick=action.tick,
+            name=entry.name,
+            namespace=entry.namespace,
+            job_name=entry.name,
+            job_uid=entry.uid,
+            tenant=tenant_of(self.settings.cluster, entry.namespace),
+            run_lease_ms=policy.timing.duration * 1000,
+            on_overlap=action.overlap,
+            starting_deadline_ms=_deadline_ms(policy, action.tick),
+            backoff_limit=policy.backoff_limit,
+            manual=action.manual,
+            reopen=reopen,
+            dropped=action.dropped,
+        )
 
     async def _verdict(
         self, entry: Entry, view: JobView, action: Claim, identity: RunIdentity, result: ClaimResult
@@ -291,7 +318,7 @@ class Actor:
                 assert result.id is not None
                 await self._missed(entry, action.dropped)
                 # Crash window: claim committed, Pod not created. Another replica finds the claim and launches it.
-                await self._launch_claimed(entry, view, action, identity, result)
+                await self.launch_claimed(entry, view, action, identity, result)
                 return progress
             case ClaimVerdict.HELD | ClaimVerdict.COMPLETED | ClaimVerdict.EXHAUSTED | ClaimVerdict.BACKOFF:
                 if result.verdict is ClaimVerdict.COMPLETED:
@@ -308,14 +335,17 @@ class Actor:
             case ClaimVerdict.PRUNED:
                 note = note_of(RequestReason.PRUNED)
             case ClaimVerdict.MISSED:
+                entry.state_stale = True
                 self.metrics.ticks_missed.labels(REASON_STARTING_DEADLINE).inc()
                 text = f"{identity.run_key}: the starting deadline had passed"
                 self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
             case ClaimVerdict.OVERLAP_SKIPPED:
+                entry.state_stale = True
                 self.metrics.ticks_skipped.labels(REASON_OVERLAP).inc()
                 text = f"{identity.run_key}: a run is still active"
                 self.events.record(entry.body, EventReason.TICK_SKIPPED, text, once="tick")
             case ClaimVerdict.OVERLAP_WAIT:
+                entry.state_stale |= result.reason == REASON_AFTER_FAILURES
                 if action.manual:
                     entry.notes[identity.lock_key] = note_of(RequestReason.OVERLAP)
                 return Progress(again_in=2.0)
@@ -379,9 +409,10 @@ class Actor:
         await self._create(entry, view, attempt, run.created_at)
         return Progress(refresh=[run.id], leave_for=10.0)
 
-    async def _launch_claimed(
+    async def launch_claimed(
         self, entry: Entry, view: JobView, action: Claim, identity: RunIdentity, result: ClaimResult
     ) -> None:
+        """Creates the Pod of a claim that was just made."""
         attempt = Attempt(
             str(result.id),
             str(result.owner_token),

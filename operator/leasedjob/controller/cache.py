@@ -17,7 +17,8 @@ from uuid import UUID
 
 from leasedjob.controller.facts import PodFacts, parse_time, pod_facts
 from leasedjob.controller.model import Policy
-from leasedjob.lease.rows import Registration, Run
+from leasedjob.lease.rows import CodeState, Registration, Run
+from leasedjob.schedule import Timetable
 
 Json = Mapping[str, Any]
 Key = tuple[str, str]  # namespace, name of a LeasedJob
@@ -78,6 +79,9 @@ class Entry:
     # from the database
     registered: Registration | None = None  # as it was accepted
     watermark: datetime | None = None
+    registered_schedule: Timetable | None = None  # of `registered`
+    state: CodeState | None = None
+    state_stale: bool = True  # to be read again before anything rests on it
     spec_differs: bool = False
     rows: dict[UUID, Run] = field(default_factory=dict)
     rows_loaded: bool = False
@@ -126,7 +130,7 @@ class Cache:
     """
 
     def __init__(self, changed: Callable[[Key], None], serves: Callable[[str], bool] = lambda _: True) -> None:
-        self._changed = changed
+        self.changed = changed
         self._serves = serves
         self.jobs: dict[Key, Entry] = {}
         self.pods: dict[str, PodFacts] = {}
@@ -186,7 +190,7 @@ class Cache:
             self.jobs[key] = entry
         else:
             entry.observe(body)
-        self._changed(key)
+        self.changed(key)
 
     def job_gone(self, body: Json) -> None:
         meta = body["metadata"]
@@ -196,9 +200,9 @@ class Cache:
         if entry is not None and entry.uid == meta["uid"]:
             del self.jobs[key]
             self.removed.append(entry)
-            self._changed(key)
+            self.changed(key)
             for other in self.with_code(entry.code):
-                self._changed(other.key)  # the code may be free for it now
+                self.changed(other.key)  # the code may be free for it now
 
     def index_code(self, entry: Entry, before: str) -> None:
         """`entry.code` was derived; it was `before`. More than one object of a code is a conflict."""
@@ -225,7 +229,7 @@ class Cache:
             self._drop(self.pods_of, (before.namespace, before.job_name), facts.uid)  # somebody edited its annotation
         self.pods[facts.uid] = facts
         self.pods_of[key].add(facts.uid)
-        self._changed(key)
+        self.changed(key)
 
     def pod_gone(self, body: Json) -> None:
         uid = body["metadata"]["uid"]
@@ -234,7 +238,7 @@ class Cache:
         if facts is not None:
             key = facts.namespace, facts.job_name
             self._drop(self.pods_of, key, uid)
-            self._changed(key)
+            self.changed(key)
 
     def pods_for(self, key: Key) -> tuple[PodFacts, ...]:
         return tuple(self.pods[uid] for uid in sorted(self.pods_of.get(key, ())) if uid in self.pods)
@@ -248,7 +252,7 @@ class Cache:
         key = meta["namespace"], str((body.get("spec") or {}).get("jobName") or "")
         self.runs[meta["uid"]] = lean(body)
         self.runs_of[key].add(meta["uid"])
-        self._changed(key)
+        self.changed(key)
 
     def run_gone(self, body: Json) -> None:
         uid = body["metadata"]["uid"]
@@ -257,7 +261,7 @@ class Cache:
         if old is not None:
             key = old["metadata"]["namespace"], str((old.get("spec") or {}).get("jobName") or "")
             self._drop(self.runs_of, key, uid)
-            self._changed(key)
+            self.changed(key)
 
     def runs_for(self, key: Key) -> tuple[Json, ...]:
         bodies = [self.runs[uid] for uid in self.runs_of.get(key, ()) if uid in self.runs]

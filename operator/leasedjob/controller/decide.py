@@ -35,12 +35,13 @@ from leasedjob.lease.rows import (
     OverlapRule,
     Run,
 )
-from leasedjob.schedule import MissedRunPolicy, TickRange, ticks_due
+from leasedjob.schedule import MissedRunPolicy, TickRange, TickReason, Timetable, passed_over, ticks_due
 
 LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
 ON_TIME: Final = timedelta(seconds=60)  # a tick that is started later than this was missed
 NOT_HELD: Final = "LeaseNotHeld"
 PREDECESSOR_GRACE: Final = timedelta(seconds=10)  # for other clusters to claim what a deleted object has left
+SUSPENDED_EVERY: Final = timedelta(hours=1)
 EXPIRY_MARGIN: Final = timedelta(milliseconds=20)
 LAUNCH_RETRY_SECONDS: Final = (
     5,
@@ -108,11 +109,22 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class RecordTicks:
+    """Write ticks down that don't run. `suspended`: by spec.suspend, so only if no other cluster is active."""
+
     through: datetime
     ranges: tuple[TickRange, ...]
+    suspended: bool = False
 
 
-Action = End | ReleaseClaim | Stop | DeletePod | Launch | Claim | RecordTicks
+@dataclass(frozen=True, slots=True)
+class SuspendFailing:
+    """Suspend the schedule, if the last `limit` runs have failed; `run` is the latest, which has."""
+
+    run: Run
+    limit: int
+
+
+Action = End | ReleaseClaim | Stop | DeletePod | Launch | Claim | RecordTicks | SuspendFailing
 
 
 def told(action: Action) -> str:
@@ -136,6 +148,8 @@ def told(action: Action) -> str:
         case RecordTicks():
             ranges = "; ".join(f"{r.count} {r.reason}" for r in action.ranges) or "it has been run already"
             return f"{run_key_for(action.through)}: ticks up to here are passed over: {ranges}"
+        case SuspendFailing(run=run):
+            return f"{which(run)}: has failed: the schedule is suspended if the last {action.limit} runs have"
         case _:
             assert_never(action)
 
@@ -189,6 +203,7 @@ def decide(job: JobView) -> Decision:
     if job.watermark is not None:
         actions += _manual(job, wake)
         actions += _initial(job)
+        actions += _failing(job)
         actions += _ticks(job, wake)
     actions.sort(key=lambda a: isinstance(a, Claim | Launch))  # stable: what ends and what is tidied up comes first
     return Decision(tuple(actions), wake.at, tuple(wake.waits))
@@ -420,11 +435,41 @@ def _initial(job: JobView) -> Iterator[Action]:
         yield Claim(JobSchedulerType.INITIAL, None, None, OverlapRule.ALLOW)
 
 
+def _failing(job: JobView) -> Iterator[SuspendFailing]:
+    """Runs that the schedule started count; what was stopped because somebody wanted it has not failed."""
+    if job.policy.suspend_after is None or job.suspended:
+        return
+    ended = [
+        r
+        for r in job.rows.values()
+        if r.terminal and not r.manual and r.tick is not None and not r.stopped_as and r.reason != REASON_JOB_DELETED
+    ]
+    latest = max(ended, key=lambda r: r.created_at, default=None)
+    if latest is not None and latest.status is JobSchedulerStatus.FAIL:
+        yield SuspendFailing(latest, job.policy.suspend_after)
+
+
+def _suspended(job: JobView, schedule: Timetable, watermark: datetime, wake: _Wake) -> Iterator[RecordTicks]:
+    """Ticks of a suspended schedule are written down, some time after the first of them: they grow one range, and a
+    resume writes down what is left."""
+    first, latest = schedule.next(watermark), schedule.previous(job.now)
+    if first is None:
+        return
+    if latest is None or latest < first or job.now < first + SUSPENDED_EVERY:
+        wake.by(first + SUSPENDED_EVERY)
+        return
+    reason = TickReason.SuspendedAfterFailures if job.suspended else TickReason.Suspended
+    yield RecordTicks(latest, passed_over(schedule, watermark, job.now, reason), suspended=not job.suspended)
+
+
 def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
     policy = job.policy
-    if policy.type is not JobSchedulerType.SCHEDULE or policy.schedule is None or policy.suspend:
+    if policy.type is not JobSchedulerType.SCHEDULE or policy.schedule is None:
         return
     assert job.watermark is not None
+    if policy.suspend or job.suspended:
+        yield from _suspended(job, policy.schedule, job.watermark, wake)
+        return
     wake.by(policy.schedule.next_start(job.now))
     due = ticks_due(
         policy.schedule,
@@ -440,6 +485,9 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
             yield RecordTicks(max(r.last for r in due.dropped), due.dropped)
         return
     overlap = _overlap(policy, manual=False)
+    active = _active(job)
+    if overlap is OverlapRule.SKIP and active and all(r.manual for r in active):
+        overlap = OverlapRule.WAIT  # what a person asked for costs the schedule no tick
     if _must_wait(job, overlap):
         wake.because(f"{run_key_for(due.claims[0])}: another run is active")
         return
@@ -507,6 +555,7 @@ __all__ = [
     "RecordTicks",
     "ReleaseClaim",
     "Stop",
+    "SuspendFailing",
     "decide",
     "history",
     "manual_waits",

@@ -26,19 +26,22 @@ from leasedjob.controller.facts import PodFacts
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import FinishPolicy, JobView
+from leasedjob.controller.requests import Requests
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
-from leasedjob.controller.status import StatusWriter
+from leasedjob.controller.status import ReadyReason, StatusWriter
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
 from leasedjob.lease.database import FaultKind
 from leasedjob.lease.migrate import MigrationChangedError, SchemaAheadError
-from leasedjob.lease.rows import JobSchedulerStatus, Registered, Registration, Run
+from leasedjob.lease.rows import CodeState, JobSchedulerStatus, Passed, Registered, Registration, Run
 from leasedjob.lease.store import OperatorStore
+from leasedjob.schedule import TickReason, passed_over
 
 log = logging.getLogger(__name__)
 ROUNDS: Final = 12  # decisions in one reconcile; each acts on what the one before changed
 RECENT: Final = 10  # terminal runs kept in memory and shown in status
 CONFLICT_RETRY: Final = timedelta(seconds=2)  # for a status that was written elsewhere, if no event tells of it
+CLOCK_MARGIN: Final = timedelta(milliseconds=20)  # by which this process's idea of the database's clock may be ahead
 BACKOFF: Final = (0.2, 30.0)  # seconds, first and longest, after a fault that may pass
 SCHEMA_FAULTS: Final = (SchemaMissingError, SchemaAheadError, MigrationChangedError)
 DATABASE_FAULTS: Final = (DatabaseUnavailableError, DatabaseRefusedError, *SCHEMA_FAULTS)
@@ -75,7 +78,9 @@ class Engine:
         self._running: dict[Key, asyncio.Task[None]] = {}
         self._again: set[Key] = set()
         self._absent: set[tuple[str, str]] = set()  # code and uid without an object, at the last comparison
+        self.requests = Requests(store, actor, status, clock, actor.events, settings.cluster)
         self._register = Batcher(self._register_many)
+        self._states = Batcher(self._states_many, limit=200)
         self._by_id = Batcher(self._runs_many)
         self._recent = Batcher(self._recent_many, limit=200)
 
@@ -121,11 +126,17 @@ class Engine:
             _, late = await asyncio.wait(list(self._running.values()), timeout=10)
             for task in late:
                 task.cancel()
+        await self.requests.stop()
 
     # --- round trips that are shared ---------------------------------------------------------------------------------
 
-    async def _register_many(self, wanted: Sequence[Registration]) -> Sequence[Registered]:
-        return await self.store.register_jobs(self.settings.cluster, wanted)
+    async def _register_many(self, wanted: Sequence[tuple[Registration, Passed | None]]) -> Sequence[Registered]:
+        passed = {r.code: p for r, p in wanted if p is not None}
+        return await self.store.register_jobs(self.settings.cluster, [r for r, _ in wanted], passed)
+
+    async def _states_many(self, codes: Sequence[str]) -> Sequence[CodeState | None]:
+        found = await self.store.code_states(self.settings.cluster, set(codes))
+        return [found.get(code) for code in codes]
 
     async def _runs_many(self, ids: Sequence[UUID]) -> Sequence[Run | None]:
         found = await self.store.runs_by_id(self.settings.cluster, set(ids))
@@ -217,6 +228,9 @@ class Engine:
         else:
             await self._current(entry)
             await self._settle_pods(entry)
+        await self._state(entry)
+        if again := await self.requests.carry_out(entry, self._view(entry), entry.state, _problem(entry, conflict)):
+            self.agenda.sooner(entry.key, again)
         entry.trouble = ""
         if not await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict):
             self.agenda.sooner(entry.key, self.clock.now() + CONFLICT_RETRY)
@@ -237,11 +251,14 @@ class Engine:
     async def _registered(self, entry: Entry) -> bool:
         wanted = entry.registration
         assert wanted is not None
+        await self._state(entry)
         if entry.registered != wanted:
-            answer = await self._register.ask(wanted)
+            answer = await self._register.ask((wanted, self._passed(entry, wanted)))
+            entry.state_stale = True
             if answer.busy:
                 return False
             entry.registered, entry.spec_differs = wanted, answer.spec_differs
+            entry.registered_schedule = entry.policy.schedule if entry.policy else None
             if answer.watermark is not None:
                 entry.watermark = answer.watermark
         if not entry.rows_loaded:
@@ -250,6 +267,41 @@ class Engine:
                 _decided_by(entry, run)
             entry.rows_loaded = True
         return True
+
+    async def _state(self, entry: Entry) -> None:
+        """What the database knows of the code beside its runs, read again where it is known to have changed."""
+        if not entry.state_stale or not entry.code:
+            return
+        entry.state_stale = False
+        try:
+            entry.state = await self._states.ask(entry.code)
+        except BaseException:
+            entry.state_stale = True
+            raise
+        known = entry.state.watermark if entry.state and entry.registered else None
+        if known is not None and (entry.watermark is None or known > entry.watermark):
+            entry.watermark = known
+
+    def _passed(self, entry: Entry, wanted: Registration) -> Passed | None:
+        """The ticks that this registration leaves behind: of a schedule that was edited, or of a suspension that ends.
+        Where nobody is left who knows the schedule that was, there is nothing to be said of its ticks."""
+        state = entry.state
+        if state is None or state.registered_uid != wanted.uid or entry.policy is None:
+            return None
+        edited = state.registered_schedule != wanted.schedule_hash
+        if not edited and not (state.registered_suspended and not wanted.suspended):
+            return None
+        schedule = entry.policy.schedule
+        if edited:
+            known = entry.registered is not None and entry.registered.schedule_hash == state.registered_schedule
+            schedule = entry.registered_schedule if known else None
+        if schedule is None:
+            return None
+        now = self.clock.now() - CLOCK_MARGIN
+        reason = TickReason.Suspended if state.registered_suspended else TickReason.ScheduleEdited
+        if state.suspension is not None:
+            reason = TickReason.SuspendedAfterFailures
+        return Passed(at=now, ranges=passed_over(schedule, state.watermark, now, reason))
 
     def _view(self, entry: Entry) -> JobView:
         assert entry.policy is not None or entry.problem is not None
@@ -271,6 +323,7 @@ class Engine:
             ),
             fresh=self.fresh,
             uid=entry.uid,
+            suspended=entry.state is not None and entry.state.suspension is not None,
         )
 
     async def _rounds(self, entry: Entry) -> datetime | None:
@@ -278,6 +331,7 @@ class Engine:
         await self._current(entry)
         decision = Decision((), None)
         for _ in range(ROUNDS):
+            await self._state(entry)
             view = self._view(entry)
             decision = decide(view)
             todo = [a for a in decision.actions if not self._just_done(entry, a)]
@@ -396,6 +450,16 @@ class Engine:
         if left := [e for e in removed if e.code in gone.keys() - done]:
             self.cache.removed += left
             self.agenda.set(left[0].key, self.clock.now() + timedelta(milliseconds=500))
+
+
+def _problem(entry: Entry, conflict: Entry | None) -> tuple[str, str] | None:
+    """Why the object isn't Ready, reason and message."""
+    if conflict is not None:
+        return (
+            ReadyReason.CODE_CONFLICT,
+            f"its code belongs to the older LeasedJob {conflict.namespace}/{conflict.name}",
+        )
+    return entry.problem
 
 
 def _is_uuid(text: str) -> bool:

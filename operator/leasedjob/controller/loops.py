@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from leasedjob.controller.cache import Entry
+from leasedjob.controller.decide import run_name
 from leasedjob.controller.definitions import Definitions, OldDefinitionsError
 from leasedjob.controller.engine import DATABASE_FAULTS, SCHEMA_FAULTS, Engine
 from leasedjob.controller.kube import CRD_BASE, KubeError
 from leasedjob.controller.pods import cluster_label
-from leasedjob.lease.rows import CLAIM_LEASE_MS, JobSchedulerStatus, Run
+from leasedjob.lease.rows import CLAIM_LEASE_MS, JobSchedulerStatus, Run, Transition
 from leasedjob.protocol import LABEL_CLUSTER
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class Poller:
         self._engine = engine
         self._health = health
         self._since: datetime | None = None
+        self._news_since: datetime | None = None
+        self._told: dict[str, datetime] = {}  # codes whose ledger or suspension changed, and when
         self._full_at = 0.0
 
     async def step(self) -> None:
@@ -81,6 +84,8 @@ class Poller:
             else:
                 rows = await engine.store.changed_since(cluster, self._since - OVERLAP)
                 complete = False
+            news = await engine.store.codes_with_news(cluster, (self._news_since or now) - OVERLAP)
+            self._news_since = now
         except DATABASE_FAULTS as e:
             if isinstance(e, SCHEMA_FAULTS):
                 self._full_at = 0.0  # ask for it again, and not only when it is due
@@ -98,6 +103,17 @@ class Poller:
         if rows and not complete:
             self._since = max(self._since, max(r.changed_at for r in rows))
         self._take(rows, complete)
+        self._take_news(news)
+
+    def _take_news(self, news: Mapping[str, datetime]) -> None:
+        """Codes whose ledger or suspension somebody has changed: what is known of them is read again."""
+        engine = self._engine
+        for code, at in news.items():
+            if self._told.get(code) != at:
+                for entry in engine.cache.with_code(code):
+                    entry.state_stale = True
+                    engine.mark(entry.key)
+        self._told = dict(news)
 
     def _take(self, rows: list[Run], complete: bool) -> None:
         engine = self._engine

@@ -84,8 +84,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),
         }
-        if settings.retention_days:
-            loops["retention"] = Retention(JobSchedulerService(connections.connection), settings.retention_days).run()
+        if settings.retention_days or settings.ledger_days:
+            jobs = JobSchedulerService(connections.connection)
+            loops["retention"] = Retention(jobs, settings.retention_days, settings.ledger_days).run()
         log.info("leasedjob %s serves cluster %s as %s", __version__, settings.cluster, settings.identity)
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
         stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())

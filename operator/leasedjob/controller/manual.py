@@ -1,4 +1,4 @@
-"""LeasedJobRuns: what they ask for, and what became of it. Pure."""
+"""LeasedJobRuns that ask for one run: what they ask for, and what became of it. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from leasedjob.api.fields import unknown_in_run
 from leasedjob.api.problem import Problem, Reason
 from leasedjob.api.v1alpha1 import ConditionStatus, LeasedJobRunStatus, RunPhase, manual_run_key
 from leasedjob.controller.conditions import condition
@@ -32,12 +33,18 @@ class RequestReason(StrEnum):
     COMPLETED = "Completed"
     CANCELLED = REASON_CANCELLED
     FAILED = "Failed"  # of an attempt whose workload gave no reason
+    INVALID_SPEC = "InvalidSpec"
     INVALID_TICK = "InvalidTick"
     NOT_A_TICK = "NotATick"
     TICK_IN_THE_FUTURE = "TickInTheFuture"
     ALREADY_SUCCEEDED = "AlreadySucceeded"
     ALREADY_FAILED = "AlreadyFailed"
     PRUNED = "Pruned"
+    PLANNING = "Planning"  # of a backfill, as what follows
+    PLANNED = "Planned"
+    TOO_MANY_TICKS = "TooManyTicks"
+    BACKFILLING = "Backfilling"
+    RUNS_FAILED = "RunsFailed"
 
 
 WAITS: Final = (RequestReason.OVERLAP, RequestReason.NOT_CLAIMED)
@@ -57,6 +64,13 @@ def note_of(reason: RequestReason) -> str:
 
 def phase_of(body: Json) -> str:
     return str((body.get("status") or {}).get("phase") or "")
+
+
+def asks_for_one_run(body: Json) -> bool:
+    """Whether it asks for one run, and not for a backfill or something else about runs. One of a later version, which
+    says more than this version can read, is left to that version's operators."""
+    spec = body.get("spec") or {}
+    return spec.get("action") in (None, "Run") and spec.get("backfill") is None and not unknown_in_run(spec)
 
 
 def run_key(body: Json) -> tuple[str, datetime | None]:
@@ -98,7 +112,7 @@ def requests(code: str, bodies: Iterable[Json], policy: Policy | None = None) ->
     """The requests that are not done yet, oldest first. `policy`: of their LeasedJob, None if it isn't accepted."""
     found = []
     for body in bodies:
-        if phase_of(body) in FINAL or not code:
+        if phase_of(body) in FINAL or not code or not asks_for_one_run(body):
             continue
         try:
             key, tick = run_key(body)
@@ -184,6 +198,13 @@ def status(
     if run.pod_uid is not None:
         return _with(old, meta, "Running", RequestReason.ADOPTED, "", now, facts)
     return _with(old, meta, "Pending", RequestReason.CLAIMED, "", now, facts)
+
+
+def answer(
+    body: Json, phase: str, reason: str, message: str, now: datetime, facts: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The status of a LeasedJobRun that asks for something else than one run."""
+    return _with(body.get("status") or {}, body["metadata"], phase, reason, message, now, facts)
 
 
 def _with(

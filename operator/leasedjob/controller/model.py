@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +29,7 @@ class Policy:
     concurrency: ConcurrencyPolicy = ConcurrencyPolicy.FORBID
     missed: MissedRunPolicy = MissedRunPolicy.RunLatest
     missed_limit: int = 100
+    suspend_after: int | None = None  # failed runs in a row; None: never
     backoff_limit: int = 0
     pending_deadline: int = 900
     active_deadline: int | None = None
@@ -84,6 +85,7 @@ class JobView:
     manual: tuple[ManualRun, ...] = ()
     fresh: bool = True  # Pods were listed and the watch is alive: a Pod that isn't here doesn't exist
     uid: str = ""  # of the object
+    suspended: bool = False  # after failures, in all clusters
 
     def run_with_key(self, lock_key: str) -> Run | None:
         return next((r for r in self.rows.values() if r.lock_key == lock_key), None)

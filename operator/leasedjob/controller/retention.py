@@ -1,4 +1,5 @@
-"""Old runs are deleted by the operators themselves, where the chart asks for it (`retention.days`)."""
+"""Old records are deleted by the operators themselves: runs where the chart asks for it (`retention.days`), and what
+says of ticks why they did not run (`retention.ledgerDays`)."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ class Retention:
     """Prunes some times a day. Each replica does; they don't get into each other's way, and seldom meet.
 
     Args:
-        days: how long ago a run must have ended, and its tick must have been.
+        days: how long ago a run must have ended, and its tick must have been; 0: runs stay.
+        ledger_days: how long ago ticks must have been that did not run; 0: the ledger stays.
     """
 
-    def __init__(self, jobs: JobSchedulerService, days: float) -> None:
+    def __init__(self, jobs: JobSchedulerService, days: float, ledger_days: float) -> None:
         self._jobs = jobs
         self._age = timedelta(days=days)
+        self._ledger_age = timedelta(days=ledger_days)
 
     async def run(self) -> None:
         """For ever."""
@@ -38,11 +41,13 @@ class Retention:
     async def step(self) -> None:
         """Prunes once; a fault is logged, and the next time is soon enough."""
         try:
-            done = await self._jobs.prune(self._age)
+            if self._ledger_age and (ranges := await self._jobs.prune_ledger(self._ledger_age)):
+                log.info("deleted %d records of ticks that did not run more than %s ago", ranges, self._ledger_age)
+            done = await self._jobs.prune(self._age) if self._age else []
         except DATABASE_FAULTS as e:
-            log.warning("old runs were not deleted: %s", e)
+            log.warning("old records were not deleted: %s", e)
         except Exception:
-            log.exception("old runs were not deleted")
+            log.exception("old records were not deleted")
         else:
             if done:
                 rows = sum(item.rows for item in done)

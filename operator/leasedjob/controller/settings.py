@@ -43,6 +43,7 @@ class Settings:
     rotation_overlap_seconds: int = 900  # for which the former credential works: every kubelet has synced by then
     rotation_check_seconds: int = 30
     retention_days: float = 0.0  # age at which ended runs are deleted; 0: never
+    ledger_days: float = 90.0  # age at which what says of ticks why they did not run is deleted; 0: never
     shared_codes: frozenset[str] = frozenset()
     metrics_port: int = 8081
     health_port: int = 8080
@@ -121,6 +122,7 @@ class Settings:
             rotation_overlap_seconds=number("LEASEDJOB_ROTATION_OVERLAP_SECONDS", base.rotation_overlap_seconds),
             rotation_check_seconds=number("LEASEDJOB_ROTATION_CHECK_SECONDS", base.rotation_check_seconds),
             retention_days=days("LEASEDJOB_RETENTION_DAYS", base.retention_days),
+            ledger_days=days("LEASEDJOB_LEDGER_DAYS", base.ledger_days),
             shared_codes=frozenset(parsed("LEASEDJOB_SHARED_CODES", list, [])),
             metrics_port=number("LEASEDJOB_METRICS_PORT", base.metrics_port),
             health_port=number("LEASEDJOB_HEALTH_PORT", base.health_port),

@@ -114,6 +114,7 @@ def policy_of(spec: LeasedJobSpec, code: str) -> Policy:
         concurrency=spec.concurrency_policy,
         missed=spec.missed_run_policy,
         missed_limit=spec.missed_run_limit,
+        suspend_after=spec.suspend_after_failures,
         backoff_limit=spec.backoff_limit,
         pending_deadline=spec.pending_deadline_seconds,
         active_deadline=spec.active_deadline_seconds,

@@ -12,19 +12,30 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
+from pydantic.alias_generators import to_camel
+
 from leasedjob.api.structural import Shape
-from leasedjob.api.v1alpha1 import MAX_RUNS, Condition, ConditionStatus, LeasedJobStatus, RunOutcome, RunStatus
+from leasedjob.api.v1alpha1 import (
+    MAX_RANGES,
+    MAX_RUNS,
+    Condition,
+    ConditionStatus,
+    LeasedJobStatus,
+    RunOutcome,
+    RunStatus,
+)
 from leasedjob.controller import manual
 from leasedjob.controller.cache import Entry
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.conditions import condition
 from leasedjob.controller.decide import manual_waits
+from leasedjob.controller.explain import ledger_range
 from leasedjob.controller.facts import PodFacts, parse_time
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.model import JobView, Policy
 from leasedjob.controller.outcome import REPORTED, reported_error, waiting_reason
 from leasedjob.identity import JobSchedulerType
-from leasedjob.lease.rows import JobSchedulerStatus, Run
+from leasedjob.lease.rows import REASON_AFTER_FAILURES, CodeState, JobSchedulerStatus, Run, Suspension
 from leasedjob.lease.trust import Timing
 
 Json = Mapping[str, Any]
@@ -43,6 +54,7 @@ class ReadyReason(StrEnum):
     ACCEPTED = "Accepted"
     SUSPENDED = "Suspended"
     CODE_CONFLICT = "CodeConflict"
+    AFTER_FAILURES = REASON_AFTER_FAILURES
 
 
 def outcome_of(run: Run) -> RunOutcome:
@@ -103,7 +115,8 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
     last = newest[0] if newest else None
     holder = held[0] if held else last
     policy = entry.policy
-    scheduled = policy and policy.schedule and not policy.suspend and entry.problem is None and conflict is None
+    suspended = view.suspended or (policy is not None and policy.suspend)
+    scheduled = policy and policy.schedule and not suspended and entry.problem is None and conflict is None
     ahead = list(policy.schedule.ahead(view.now, PREVIEW)) if scheduled and policy and policy.schedule else []
     successes = [r.finished_at for r in newest if r.status is JobSchedulerStatus.SUCCESS]
     failures = [r.finished_at for r in newest if r.status is JobSchedulerStatus.FAIL and not r.stopped_as]
@@ -121,11 +134,34 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
         holder=(holder.holder or holder.cluster or None) if holder else None,
         active=[runs[r.id] for r in active if r.id in runs],
         recent_runs=[runs[r.id] for r in shown],
+        **_not_run(entry.state, old),
     )
     whole = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     # The list is a map by type: what another controller says in it stays.
     whole["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in OWN_CONDITIONS]
     return with_what_others_know(old, whole)
+
+
+def _not_run(state: CodeState | None, old: Json) -> dict[str, Any]:
+    """Counts and ranges of ticks that did not run. Counts only ever grow, and what another replica has read since
+    stays: ranges were deleted, or the code is another object's."""
+    counts = {
+        f"{kind}_ticks": (state.counts if state else {}).get(kind, 0) for kind in ("skipped", "missed", "dropped")
+    }
+    before = {name: int(old.get(to_camel(name)) or 0) for name in counts}
+    found: dict[str, Any] = {name: max(counts[name], before[name]) or None for name in counts}
+    if state is None or any(before[name] > counts[name] for name in counts):
+        return {**found, "ledger": old.get("ledger")}
+    return {**found, "ledger": [ledger_range(entry) for entry in state.ledger[:MAX_RANGES]] or None}
+
+
+def after_failures(s: Suspension) -> str:
+    """What the condition says of a suspension after failures."""
+    return (
+        f"{s.runs} failed runs in a row suspended the schedule, in every cluster with this code; the last: "
+        f"{s.reason or 'a run without a reason'}. `kubectl leasedjob resume`, or a LeasedJobRun with action Resume, "
+        "ends that"
+    )
 
 
 def with_what_others_know(old: Json, new: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +200,8 @@ def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int
         found = [of(READY, False, ReadyReason.CODE_CONFLICT, message)]
     elif entry.problem is not None:
         found = [of(READY, False, *entry.problem)]
+    elif entry.state is not None and entry.state.suspension is not None:
+        found = [of(READY, False, ReadyReason.AFTER_FAILURES, after_failures(entry.state.suspension))]
     elif entry.policy is not None and entry.policy.suspend:
         found = [of(READY, True, ReadyReason.SUSPENDED, "accepted; suspended, so no tick starts a run")]
     else:
@@ -198,7 +236,7 @@ def behind(old: Json, new: Json, now: datetime) -> bool:
     return False
 
 
-def _waiting(run: Run | None, pods: Sequence[PodFacts]) -> tuple[str, str] | None:
+def waiting_of(run: Run | None, pods: Sequence[PodFacts]) -> tuple[str, str] | None:
     """Why the workload of a held run's Pod doesn't run yet; None if it does, or there is no such Pod."""
     if run is None or run.status is not JobSchedulerStatus.RUNNING:
         return None
@@ -245,6 +283,7 @@ class StatusWriter:
                     settled &= entry.generation >= 0
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
         waits = manual.note_of(manual.RequestReason.OVERLAP) if not problem and manual_waits(view) else ""
+        runs = [body for body in runs if manual.asks_for_one_run(body)]
         rows = {r.lock_key: r for r in view.rows.values()}
         requests = {r.uid: r for r in manual.requests(entry.code, runs, entry.policy)}
         entry.started &= requests.keys()
@@ -252,7 +291,7 @@ class StatusWriter:
             request = requests.get(body["metadata"]["uid"])
             key = request.lock_key if request else ""
             note = (request.refusal if request else "") or entry.notes.get(key, "") or waits
-            waiting = _waiting(rows.get(key), view.pods)
+            waiting = waiting_of(rows.get(key), view.pods)
             mine = request is not None and request.uid in entry.started
             settled &= await self.write_run(body, entry.code, rows.get(key), problem, note, waiting, mine)
         return settled
@@ -279,6 +318,14 @@ class StatusWriter:
             _, settled = await self._patch("leasedjobruns", body, status, before)
             return settled
         return True
+
+    async def write_answer(self, body: Json, status: dict[str, Any]) -> bool:
+        """Status of one LeasedJobRun that asks for something else than a run. False as for `write`."""
+        before: Json = body.get("status") or {}
+        if status == before:
+            return True
+        _, settled = await self._patch("leasedjobruns", body, status, before)
+        return settled
 
     async def _patch(self, plural: str, body: Json, status: dict[str, Any], old: Json) -> tuple[Json | None, bool]:
         """A merge patch only adds and replaces, so what is no longer true is set to null.

@@ -82,11 +82,13 @@ SELECT c.code, c.watermark, c.created_at, c.ledger_through, c.suspended_at, c.su
  WHERE c.code = ANY (%(codes)s::text[]);
 
 -- name: codes_with_news
--- Registered codes whose ledger or suspension has changed since.
-SELECT n.code
-  FROM (SELECT l.code FROM leasedjob.tick_ledger l WHERE l.decided_at >= %(since)s
-        UNION SELECT c.code FROM leasedjob.job_code c WHERE c.suspension_changed_at >= %(since)s) n
- WHERE EXISTS (SELECT FROM leasedjob.job_registration g WHERE g.code = n.code AND g.cluster = %(cluster)s);
+-- Registered codes whose ledger or suspension has changed since, and when it did.
+SELECT n.code, max(n.at) AS at
+  FROM (SELECT l.code, l.decided_at AS at FROM leasedjob.tick_ledger l WHERE l.decided_at >= %(since)s
+        UNION ALL
+        SELECT c.code, c.suspension_changed_at FROM leasedjob.job_code c WHERE c.suspension_changed_at >= %(since)s) n
+ WHERE EXISTS (SELECT FROM leasedjob.job_registration g WHERE g.code = n.code AND g.cluster = %(cluster)s)
+ GROUP BY n.code;
 
 -- name: ledger_at
 -- The range of the ledger that an instant is in.

@@ -431,9 +431,9 @@ class OperatorStore:
         rows = await self._rows("code_states", cluster=cluster, codes=list(codes), limit=ranges)
         return {row["code"]: _code_state(row) for row in rows}
 
-    async def codes_with_news(self, cluster: str, since: datetime) -> set[str]:
-        """Codes of this cluster whose ledger or suspension changed at or after `since`."""
-        return {row["code"] for row in await self._rows("codes_with_news", cluster=cluster, since=since)}
+    async def codes_with_news(self, cluster: str, since: datetime) -> dict[str, datetime]:
+        """Codes of this cluster whose ledger or suspension changed at or after `since`, and when it did."""
+        return {row["code"]: row["at"] for row in await self._rows("codes_with_news", cluster=cluster, since=since)}
 
     async def take_shutdown_reports(self, cluster: str, *, limit: int = 500) -> list[tuple[PhaseEnd, ...]]:
         """How programs of this cluster's Pods have stopped; each is given to one caller, once. What can't be read is

@@ -1,0 +1,627 @@
+"""What LeasedJobRuns ask for beside one run: explanations, repair, a resume, backfills.
+
+Each look at an object goes one step further, from what is observed, until its phase is final. Whatever changes
+something is one statement with its own condition, so replicas may meet here; each says what it finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, assert_never
+from uuid import UUID
+
+from leasedjob.api.fields import unknown_in_run
+from leasedjob.api.v1alpha1 import (
+    MAX_BACKFILL_TICKS,
+    MAX_PLAN,
+    MAX_RUNS,
+    BackfillSpec,
+    BackfillStatus,
+    ConcurrencyPolicy,
+    LeasedJobRunSpec,
+    PlannedAction,
+    Reprocess,
+    RunAction,
+    RunPhase,
+    RunStatus,
+    parse_run,
+)
+from leasedjob.controller import manual
+from leasedjob.controller.act import Actor
+from leasedjob.controller.backfill import Plan, Planned, TickSpan, decided, runs_of
+from leasedjob.controller.cache import Cache, Entry
+from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.decide import Claim, which
+from leasedjob.controller.events import EventReason, Recorder
+from leasedjob.controller.explain import Evidence, explain, tick_of
+from leasedjob.controller.facts import PodFacts
+from leasedjob.controller.manual import RequestReason
+from leasedjob.controller.model import JobView
+from leasedjob.controller.repair import Answer, Observed, RepairReason, Step, next_step
+from leasedjob.controller.status import StatusWriter, run_status, waiting_of
+from leasedjob.errors import DatabaseUnavailableError
+from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for
+from leasedjob.lease.database import FaultKind
+from leasedjob.lease.rows import (
+    REASON_CANCELLED,
+    Asked,
+    BackfillState,
+    BackfillStep,
+    ClaimVerdict,
+    CodeState,
+    OverlapRule,
+    Passed,
+    Released,
+    Run,
+)
+from leasedjob.lease.store import OperatorStore
+from leasedjob.schedule import TickReason, Timetable, passed_over
+
+log = logging.getLogger(__name__)
+Json = Mapping[str, Any]
+SOON: Final = timedelta(milliseconds=300)
+AGAIN: Final = timedelta(seconds=5)  # for what no event tells
+LOOK_AT: Final = 5_000  # ticks of a backfill that need no run, at one look
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """The run that an action is about."""
+
+    run_key: str | None  # None: type Initial
+    tick: datetime | None
+    lock_key: str
+
+
+class Requests:
+    """Carries out what LeasedJobRuns of one object ask for, beside runs of their own."""
+
+    def __init__(
+        self,
+        store: OperatorStore,
+        actor: Actor,
+        status: StatusWriter,
+        clock: DatabaseClock,
+        events: Recorder,
+        cluster: str,
+    ) -> None:
+        self._store = store
+        self._actor = actor
+        self._status = status
+        self._clock = clock
+        self._events = events
+        self._cluster = cluster
+        self._plans: dict[str, asyncio.Task[Plan]] = {}  # by the uid of what asks
+
+    async def stop(self) -> None:
+        """Gives up what is being planned."""
+        plans, self._plans = self._plans, {}
+        for task in plans.values():
+            task.cancel()
+        await asyncio.gather(*plans.values(), return_exceptions=True)
+
+    @property
+    def _cache(self) -> Cache:
+        return self._actor.cache
+
+    async def carry_out(
+        self, entry: Entry, view: JobView, state: CodeState | None, problem: tuple[str, str] | None
+    ) -> datetime | None:
+        """Goes on with every request that isn't done; when to look again if nothing happens.
+
+        Args:
+            problem: why the LeasedJob isn't Ready, reason and message.
+        """
+        wake: datetime | None = None
+        for body in self._cache.runs_for(entry.key):
+            if manual.phase_of(body) in manual.FINAL or manual.asks_for_one_run(body):
+                continue
+            if unknown_in_run(body.get("spec") or {}):
+                continue  # of a later version, whose operator knows what is asked
+            try:
+                again = await self._one(entry, view, state, problem, body)
+            except DatabaseUnavailableError as e:
+                if e.kind != FaultKind.BUSY:
+                    raise
+                again = SOON
+            if again is not None:
+                at = self._clock.now() + again
+                wake = at if wake is None else min(wake, at)
+        return wake
+
+    async def _one(
+        self, entry: Entry, view: JobView, state: CodeState | None, problem: tuple[str, str] | None, body: Json
+    ) -> timedelta | None:
+        spec = parse_run(body)
+        if not isinstance(spec, LeasedJobRunSpec):
+            message = "; ".join(str(p) for p in spec[:8])
+            return await self._say(body, entry, RunPhase.REFUSED, RequestReason.INVALID_SPEC, message)
+        if not entry.code:
+            return await self._not_ready(body, entry, problem)
+        if spec.backfill is not None:
+            if spec.cancel:
+                return await self._cancelled_backfill(entry, body)
+            if problem is not None or state is None or view.watermark is None:
+                return await self._not_ready(body, entry, problem)
+            return await self._backfill(entry, view, state, body, spec.backfill)
+        match spec.action:
+            case RunAction.EXPLAIN:
+                return await self._explain(entry, view, state, problem, body, spec)
+            case RunAction.RESUME:
+                return await self._resume(entry, view, state, problem, body, spec)
+            case RunAction.CANCEL | RunAction.RELEASE | RunAction.FORGET:
+                return await self._repair(entry, view, body, spec, spec.action)
+            case RunAction.RUN | None:
+                raise AssertionError("carried out as a run")
+            case _:
+                assert_never(spec.action)
+
+    async def _not_ready(self, body: Json, entry: Entry, problem: tuple[str, str] | None) -> timedelta | None:
+        message = f"LeasedJob {entry.name} is not Ready" + (f": {problem[1]}" if problem else "")
+        return await self._say(body, entry, RunPhase.PENDING, RequestReason.JOB_NOT_READY, message)
+
+    async def _say(
+        self, body: Json, entry: Entry, phase: RunPhase, reason: str, message: str = "", **facts: Any
+    ) -> timedelta | None:
+        """Writes the status, if it says something new. Looks again soon where somebody else has written meanwhile."""
+        facts.setdefault("code", entry.code or None)
+        status = manual.answer(body, phase, reason, message, self._clock.now(), facts)
+        settled = await self._status.write_answer(body, status)
+        if phase in manual.FINAL:
+            return None if settled else SOON
+        return AGAIN
+
+    def _asked(self, entry: Entry, body: Json, spec: LeasedJobRunSpec) -> Asked:
+        meta = body["metadata"]
+        return Asked(
+            cluster=self._cluster,
+            action=str(spec.action or RunAction.RUN),
+            by=f"{meta['namespace']}/{meta['name']}",
+            request=meta["uid"],
+            why=spec.reason or "",
+        )
+
+    # --- which run ---------------------------------------------------------------------------------------------------
+
+    def _about(self, entry: Entry, view: JobView, spec: LeasedJobRunSpec) -> _About | str:
+        """The run that is named, or the only one that can be meant; else why there is none, in words."""
+        tick = spec.tick_time
+        key = run_key_for(tick) if tick else spec.run_key
+        if key is not None:
+            lock = RunIdentity.of(type=JobSchedulerType.SCHEDULE, code=entry.code, run_key=key).lock_key
+            return _About(key, tick or tick_of(key), lock)
+        if view.policy.type is JobSchedulerType.INITIAL:
+            return _About(None, None, entry.initial_lock_key)
+        if spec.action is RunAction.EXPLAIN:
+            latest = view.policy.schedule.previous(view.now) if view.policy.schedule else None
+            if latest is None:
+                return "the schedule has had no tick yet: name one"
+            return _About(
+                run_key_for(latest), latest, RunIdentity.of(code=entry.code, run_key=run_key_for(latest)).lock_key
+            )
+        active = [r for r in view.rows.values() if not r.terminal]
+        if len(active) == 1:
+            return _About(active[0].identity.run_key, active[0].tick, active[0].lock_key)
+        names = ", ".join(sorted(r.identity.run_key or "" for r in active)[:5])
+        return f"name a run by tick or runKey: {f'several are active: {names}' if active else 'none is active'}"
+
+    async def _row(self, lock_key: str) -> Run | None:
+        return (await self._store.runs_by_key(self._cluster, [lock_key])).get(lock_key)
+
+    def _pod(self, view: JobView, run: Run | None) -> PodFacts | None:
+        if run is None:
+            return None
+        return next((p for p in view.pods if p.lease_id == str(run.id) and p.attempt == run.attempt), None)
+
+    # --- explain -----------------------------------------------------------------------------------------------------
+
+    async def _explain(
+        self,
+        entry: Entry,
+        view: JobView,
+        state: CodeState | None,
+        problem: tuple[str, str] | None,
+        body: Json,
+        spec: LeasedJobRunSpec,
+    ) -> timedelta | None:
+        about = self._about(entry, view, spec)
+        if isinstance(about, str):
+            return await self._say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
+        run = await self._row(about.lock_key)
+        reruns: Sequence[RunStatus] = ()
+        ledger = None
+        if about.tick is not None:
+            ledger = await self._store.ledger_at(entry.code, about.tick)
+            (found,) = await runs_of(self._store, self._cluster, entry.code, [about.tick], None)
+            reruns = [self._shown(view, r) for r in found.runs[1:][::-1] if r.lock_key != about.lock_key]
+        explanation = explain(
+            Evidence(
+                now=self._clock.now(),
+                tick=about.tick,
+                run_key=about.run_key,
+                policy=entry.policy,
+                problem=problem,
+                state=state,
+                run=run,
+                shown=self._shown(view, run) if run else None,
+                reruns=tuple(reruns[:MAX_RUNS]),
+                entry=ledger,
+                active=tuple(r for r in view.rows.values() if not r.terminal and r.lock_key != about.lock_key),
+                waiting=waiting_of(run, view.pods),
+            )
+        )
+        facts = {"explanation": explanation, "run_key": about.run_key}
+        message = f"{explanation.verdict}: {explanation.message}"
+        return await self._say(body, entry, RunPhase.SUCCEEDED, RepairReason.EXPLAINED, message, **facts)
+
+    def _shown(self, view: JobView, run: Run) -> RunStatus:
+        return run_status(run, self._pod(view, run))
+
+    # --- repair ------------------------------------------------------------------------------------------------------
+
+    async def _repair(
+        self, entry: Entry, view: JobView, body: Json, spec: LeasedJobRunSpec, action: RunAction
+    ) -> timedelta | None:
+        before: Json = body.get("status") or {}
+        if before.get("runKey") is not None and before.get("attempt"):  # the run that this request has begun with
+            spec = spec.model_copy(update={"tick": None, "run_key": before["runKey"] or None})
+        about = self._about(entry, view, spec)
+        if isinstance(about, str):
+            return await self._say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
+        asked = self._asked(entry, body, spec)
+        run = await self._row(about.lock_key)
+        seen = Observed(self._clock.now(), self._cluster, run, self._pod(view, run), before, force=spec.force is True)
+        found = next_step(action, seen)
+        facts: dict[str, Any] = {"run_key": about.run_key or ""}
+        if run is not None:
+            # of the attempt that the request began with
+            facts["attempt"] = before.get("attempt") or run.attempt
+            facts["holder"] = run.holder or run.cluster or None
+        if isinstance(found, Answer):
+            return await self._say(body, entry, found.phase, found.reason, found.message, **facts)
+        assert run is not None
+        phase, reason, message = RunPhase.RUNNING, RepairReason.STOPPING, ""
+        match found:
+            case Step.CANCEL:
+                if not await self._store.cancel_run(run.id, reason=REASON_CANCELLED, asked=asked):
+                    return SOON
+                message = f"{which(run)} is to stop, within its grace period"
+            case Step.DELETE_POD:
+                assert seen.pod is not None
+                await self._actor.kube.delete_pod(seen.pod.namespace, seen.pod.name, seen.pod.uid)
+                message = f"Pod {seen.pod.name} is being stopped; {which(run)} ends with it"
+            case Step.RELEASE:
+                did = await self._store.release_run(run.id, run.attempt, force=seen.force, asked=asked)
+                phase, reason, message = self._released(did, run)
+                if did is Released.NOTHING:
+                    return SOON
+            case Step.FORGET:
+                if not await self._store.forget_run(run.id, asked=asked):
+                    return SOON
+                phase, reason = RunPhase.SUCCEEDED, RepairReason.FORGOTTEN
+                message = (
+                    f"{which(run)} is forgotten: attempt {run.attempt + 1} may begin, its failures count from zero"
+                )
+            case _:
+                assert_never(found)
+        self._tell(entry, found, spec, f"{message}; asked for by LeasedJobRun {body['metadata']['name']}")
+        entry.doubtful.add(run.id)
+        again = await self._say(body, entry, phase, reason, message, **facts)
+        self._cache.changed(entry.key)
+        return again
+
+    @staticmethod
+    def _released(did: Released, run: Run) -> tuple[RunPhase, RepairReason, str]:
+        match did:
+            case Released.GIVEN_BACK:
+                text = f"the claim of {which(run)} is given back: nothing ran under it"
+                return RunPhase.SUCCEEDED, RepairReason.RELEASED, text
+            case Released.ENDED:
+                text = (
+                    f"the lease of {which(run)}, held by {run.holder}, has ended by force: whoever asked answers for "
+                    "it that the workload has stopped; else the fencing token is the only protection"
+                )
+                return RunPhase.SUCCEEDED, RepairReason.RELEASED, text
+            case Released.FENCED:
+                text = (
+                    f"no heartbeat extends the lease of {which(run)} any more: its holder, {run.holder}, loses it, and "
+                    f"the next attempt begins at {run.expires_at:%H:%M:%S} UTC at the latest"
+                )
+                return RunPhase.RUNNING, RepairReason.FENCED, text
+            case Released.NOTHING:
+                return RunPhase.RUNNING, RepairReason.STOPPING, ""
+            case _:
+                assert_never(did)
+
+    def _tell(self, entry: Entry, step: Step, spec: LeasedJobRunSpec, text: str) -> None:
+        reason = {
+            Step.CANCEL: EventReason.RUN_CANCELLED,
+            Step.DELETE_POD: EventReason.RUN_RELEASED,
+            Step.RELEASE: EventReason.RUN_RELEASED,
+            Step.FORGET: EventReason.RUN_FORGOTTEN,
+        }[step]
+        if step is Step.CANCEL:
+            log.info("%s/%s: %s", entry.namespace, entry.name, text)  # the run's end has an Event of its own
+            return
+        why = f" ({spec.reason})" if spec.reason else ""
+        self._events.record(entry.body, reason, text + why, warning=spec.force is True, once="request")
+
+    # --- resume ------------------------------------------------------------------------------------------------------
+
+    async def _resume(
+        self,
+        entry: Entry,
+        view: JobView,
+        state: CodeState | None,
+        problem: tuple[str, str] | None,
+        body: Json,
+        spec: LeasedJobRunSpec,
+    ) -> timedelta | None:
+        also = "; spec.suspend is true: that stays" if view.policy.suspend and entry.policy else ""
+        if state is None or entry.policy is None or problem is not None:
+            return await self._not_ready(body, entry, problem)
+        if state.suspension is None:
+            text = f"the schedule was not suspended after failures{also}"
+            return await self._say(body, entry, RunPhase.SUCCEEDED, RepairReason.NOT_SUSPENDED, text)
+        now = self._clock.now()
+        schedule = entry.policy.schedule
+        ranges = passed_over(schedule, state.watermark, now, TickReason.SuspendedAfterFailures) if schedule else ()
+        busy, resumed, watermark = await self._store.resume_code(
+            entry.code, Passed(at=now, ranges=ranges), self._asked(entry, body, spec)
+        )
+        entry.state_stale = True
+        if busy:
+            return SOON
+        if watermark is not None:
+            entry.watermark = watermark
+        left = sum(r.count for r in ranges)
+        text = f"resumed; ticks count from now, and the {left} meanwhile are not run{also}"
+        if resumed:
+            why = f" ({spec.reason})" if spec.reason else ""
+            self._events.record(entry.body, EventReason.SCHEDULE_RESUMED, text + why, once=body["metadata"]["uid"])
+        self._cache.changed(entry.key)
+        return await self._say(body, entry, RunPhase.SUCCEEDED, RepairReason.RESUMED, text)
+
+    # --- backfill ----------------------------------------------------------------------------------------------------
+
+    async def _backfill(
+        self, entry: Entry, view: JobView, state: CodeState, body: Json, spec: BackfillSpec
+    ) -> timedelta | None:
+        schedule, uid = view.policy.schedule, body["metadata"]["uid"]
+        progress = await self._store.look_at_backfill(uid)
+        if progress is None:
+            refused = self._refusal(view, spec)
+            if refused is not None:
+                return await self._say(body, entry, RunPhase.REFUSED, *refused)
+        assert schedule is not None
+        span = TickSpan.of(spec)
+        if progress is None:
+            plan = self._planned(uid, entry, schedule, span, spec, state)
+            if plan is None:
+                return await self._say(body, entry, RunPhase.PENDING, RequestReason.PLANNING, "its ticks are looked up")
+            if plan.ticks > MAX_BACKFILL_TICKS:
+                text = f"spec.backfill: more than {MAX_BACKFILL_TICKS} ticks; ask for them in parts"
+                return await self._say(body, entry, RunPhase.REFUSED, RequestReason.TOO_MANY_TICKS, text)
+            counts = BackfillStatus(
+                ticks=plan.ticks,
+                planned=plan.to_run,
+                running=0,
+                succeeded=0,
+                failed=0,
+                skipped=plan.ticks - plan.to_run,
+            )
+            if spec.dry_run:
+                counts = counts.model_copy(update={"plan": plan.first})
+                text = f"{plan.to_run} of {plan.ticks} ticks would run"
+                return await self._say(body, entry, RunPhase.SUCCEEDED, RequestReason.PLANNED, text, backfill=counts)
+            await self._store.begin_backfill(
+                self._cluster, uid, entry.code, through=span.start, ticks=plan.ticks, planned=plan.to_run
+            )
+            text = f"{plan.to_run} of {plan.ticks} ticks from {spec.from_} to {spec.to} are to run"
+            self._events.record(
+                entry.body, EventReason.BACKFILL_STARTED, f"{text}: {body['metadata']['name']}", once=uid
+            )
+            progress = await self._store.look_at_backfill(uid)
+            assert progress is not None
+        waits = await self._go_on(entry, view, state, body, spec, span, progress)
+        progress = await self._store.look_at_backfill(uid) or progress
+        return await self._tell_progress(entry, body, schedule, span, progress, waits)
+
+    def _refusal(self, view: JobView, spec: BackfillSpec) -> tuple[RequestReason, str] | None:
+        """Why a backfill never begins, as reason and message."""
+        schedule, span = view.policy.schedule, TickSpan.of(spec)
+        if schedule is None:
+            return RequestReason.NOT_A_TICK, "spec.backfill: a LeasedJob of type Initial has no ticks"
+        if span.last > view.now:
+            return RequestReason.TICK_IN_THE_FUTURE, f"spec.backfill.to: {spec.to} has not come yet"
+        return None
+
+    def _planned(
+        self, uid: str, entry: Entry, schedule: Timetable, span: TickSpan, spec: BackfillSpec, state: CodeState
+    ) -> Plan | None:
+        """The plan, or None while it is being made: that may take seconds, and no due tick waits for it."""
+        task = self._plans.get(uid)
+        if task is None:
+            task = asyncio.create_task(self._plan(entry, schedule, span, spec, state), name=f"plan {uid}")
+            self._plans[uid] = task
+            task.add_done_callback(lambda _: self._cache.changed(entry.key))
+        if not task.done():
+            return None
+        del self._plans[uid]
+        return task.result()
+
+    async def _plan(
+        self, entry: Entry, schedule: Timetable, span: TickSpan, spec: BackfillSpec, state: CodeState
+    ) -> Plan:
+        plan = Plan()
+        plan.ticks = await asyncio.to_thread(span.count, schedule, MAX_BACKFILL_TICKS)
+        if plan.ticks > MAX_BACKFILL_TICKS:
+            return plan
+        ticks = span.ticks(schedule, span.start)
+        async for found in decided(self._store, self._cluster, entry.code, ticks, spec.reprocess, state.pruned_through):
+            plan.to_run += found.action is not PlannedAction.SKIP
+            if len(plan.first) < MAX_PLAN:
+                plan.first.append(found.shown())
+        return plan
+
+    async def _go_on(
+        self,
+        entry: Entry,
+        view: JobView,
+        state: CodeState,
+        body: Json,
+        spec: BackfillSpec,
+        span: TickSpan,
+        progress: BackfillState,
+    ) -> str:
+        """Starts as many runs as may be active; why no more are started, "" if that is all."""
+        assert view.policy.schedule is not None
+        uid, at, skipped, looked = body["metadata"]["uid"], progress.through, 0, 0
+        room = spec.max_active - len(progress.active)
+        if room <= 0:
+            return ""
+        ticks = span.ticks(view.policy.schedule, at)
+        page = 500 if spec.reprocess is Reprocess.NONE else 100
+        passed: datetime | None = None
+        async for found in decided(
+            self._store, self._cluster, entry.code, ticks, spec.reprocess, state.pruned_through, page=page
+        ):
+            if found.action is PlannedAction.SKIP:
+                passed, skipped, looked = found.tick, skipped + 1, looked + 1
+                if looked >= LOOK_AT:
+                    break
+                continue
+            step, why = await self._start(entry, view, uid, spec, found, at, skipped)
+            if step is not BackfillStep.ASKED or why:
+                return why
+            at, skipped, passed, room = found.tick, 0, None, room - 1
+            if room <= 0:
+                return ""
+        if passed is not None:
+            await self._store.step_backfill(
+                self._cluster, uid, after=at, through=passed, skipped=skipped, limit=spec.max_active, request=None
+            )
+        return ""
+
+    async def _start(
+        self,
+        entry: Entry,
+        view: JobView,
+        uid: str,
+        spec: BackfillSpec,
+        found: Planned,
+        after: datetime,
+        skipped: int,
+    ) -> tuple[BackfillStep, str]:
+        """Asks for one run; what became of that, and why it has to wait, if it has."""
+        alone = view.policy.concurrency is not ConcurrencyPolicy.ALLOW or entry.spec_differs
+        action = Claim(
+            JobSchedulerType.SCHEDULE,
+            found.run_key,
+            found.tick,
+            OverlapRule.WAIT if alone else OverlapRule.ALLOW,
+            manual=True,
+        )
+        request = self._actor.request_for(entry, view, action, reopen=found.action is PlannedAction.RETRY)
+        step, result = await self._store.step_backfill(
+            self._cluster,
+            uid,
+            after=after,
+            through=found.tick,
+            skipped=skipped,
+            limit=spec.max_active,
+            request=request,
+        )
+        if step is not BackfillStep.ASKED or result is None:
+            return step, ""
+        self._actor.metrics.claims.labels(result.verdict.value).inc()
+        match result.verdict:
+            case ClaimVerdict.CLAIMED:
+                assert result.id is not None
+                # Crash window: claim committed, Pod not created. Another replica finds the claim and launches it.
+                await self._actor.launch_claimed(entry, view, action, request.identity, result)
+                entry.doubtful.add(result.id)
+                return step, ""
+            case ClaimVerdict.OVERLAP_WAIT:
+                return step, f"{found.run_key}: another run of this job is active"
+            case ClaimVerdict.UNREGISTERED:
+                entry.registered = None
+                return step, "the LeasedJob is being registered"
+            case _:
+                return step, f"{found.run_key}: {result.verdict}"
+
+    async def _tell_progress(
+        self,
+        entry: Entry,
+        body: Json,
+        schedule: Timetable,
+        span: TickSpan,
+        progress: BackfillState,
+        waits: str,
+    ) -> timedelta | None:
+        done = not progress.active and next(span.ticks(schedule, progress.through), None) is None
+        counts = _counts(progress)
+        ended = progress.succeeded + progress.failed
+        text = f"{ended} of {ended + len(progress.active) + _left(progress)} runs have ended, {progress.failed} failed"
+        if not done:
+            running = bool(progress.active) or not waits
+            phase = RunPhase.RUNNING if running else RunPhase.PENDING
+            reason = RequestReason.BACKFILLING if running else RequestReason.OVERLAP
+            again = await self._say(body, entry, phase, reason, waits or text, backfill=counts)
+            return SOON if again == SOON or (not progress.active and not waits) else AGAIN
+        good = progress.failed == 0
+        phase = RunPhase.SUCCEEDED if good else RunPhase.FAILED
+        reason = RequestReason.COMPLETED if good else RequestReason.RUNS_FAILED
+        text = (
+            f"{progress.succeeded} runs succeeded, {progress.failed} failed, {progress.skipped} ticks were left alone"
+        )
+        self._events.record(
+            entry.body,
+            EventReason.BACKFILL_ENDED,
+            f"{body['metadata']['name']}: {text}",
+            warning=not good,
+            once=body["metadata"]["uid"],
+        )
+        return await self._say(body, entry, phase, reason, text, backfill=counts)
+
+    async def _cancelled_backfill(self, entry: Entry, body: Json) -> timedelta | None:
+        """No further run begins; those that are active are stopped, and it is over when they have ended."""
+        progress = await self._store.look_at_backfill(body["metadata"]["uid"])
+        if progress is None:
+            return await self._say(
+                body, entry, RunPhase.CANCELLED, RequestReason.CANCELLED, "cancelled before it began"
+            )
+        ids: list[UUID] = [id for id, _ in progress.active]
+        if ids:
+            await self._store.request_stop(ids, reason=REASON_CANCELLED)
+            entry.doubtful.update(ids)
+            self._cache.changed(entry.key)
+            text = f"{len(ids)} active runs are to stop"
+            await self._say(body, entry, RunPhase.RUNNING, RepairReason.STOPPING, text, backfill=_counts(progress))
+            return AGAIN
+        text = f"{progress.succeeded + progress.failed} of {progress.planned} runs had begun"
+        return await self._say(
+            body, entry, RunPhase.CANCELLED, RequestReason.CANCELLED, text, backfill=_counts(progress)
+        )
+
+
+def _left(progress: BackfillState) -> int:
+    """Runs of the plan that have not begun."""
+    return max(0, progress.planned - progress.succeeded - progress.failed - len(progress.active))
+
+
+def _counts(progress: BackfillState) -> BackfillStatus:
+    return BackfillStatus(
+        ticks=progress.ticks,
+        planned=progress.planned,
+        running=len(progress.active),
+        succeeded=progress.succeeded,
+        failed=progress.failed,
+        skipped=progress.skipped,
+        through=progress.through.astimezone(UTC),
+        current=[key for _, key in progress.active][:MAX_RUNS],
+    )
