@@ -198,9 +198,9 @@ async def test_the_state_of_codes(store: OperatorStore, database: Database, minu
     assert state.ledger[0] == (await store.ledger(CODE))[0]
     assert (state.registered_uid, state.registered_suspended, state.active_elsewhere) == (UID, True, True)
     assert (states["shop/other"].ledger, states["shop/other"].counts) == ((), {})
-    assert await store.codes_with_news(CLUSTER, before) == {CODE}
-    assert await store.codes_with_news("nowhere", before) == set()
-    assert await store.codes_with_news(CLUSTER, await store.database_now()) == set()
+    assert await store.codes_with_news(CLUSTER, before) == {CODE: state.ledger[0].decided_at}
+    assert await store.codes_with_news("nowhere", before) == {}
+    assert await store.codes_with_news(CLUSTER, await store.database_now()) == {}
     found = await store.ledger_at(CODE, state.ledger[3].first)
     assert found == state.ledger[3]
     assert await store.ledger_at(CODE, state.ledger[3].first + timedelta(seconds=1)) is None
