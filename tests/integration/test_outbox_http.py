@@ -240,7 +240,7 @@ async def test_with_a_relay_from_the_outbox_to_the_effect(sink: Sink, empty_data
             await asyncio.sleep(0.01)
         state.begin()
         report = await shutdown.finished()
-    assert [(line.phase, line.outcome) for line in report] == [("background", "done"), ("consumers", "done")]
+    assert [(line.phase, line.outcome) for line in report] == [("background", "done"), ("pools", "done")]
     assert set(sink.effects) == {f"{n}" for n in range(20)} - {"4", "7", "10", "13", "16", "19"}
     assert sink.connections <= 3
     rows = empty_database.rows("SELECT tries, error FROM leasedjob_outbox WHERE idempotency_key = '4'")

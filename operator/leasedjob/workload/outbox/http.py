@@ -61,7 +61,7 @@ class HttpPublisher:
         ValueError: `url` is not an address of http or https.
     """
 
-    phase: Final = Phase.CONSUMERS
+    phase: Final = Phase.POOLS  # consumers may use it as well
 
     def __init__(
         self,
