@@ -115,7 +115,7 @@ def test_the_answer(seen: Evidence, verdict: Verdict, reason: str, says: str) ->
 
 
 def test_a_run_counts_before_the_ledger_and_the_ledger_before_the_schedule() -> None:
-    """A tick that was skipped and then run by name has run; one of a schedule that was is still one that was skipped."""
+    """A tick that was skipped and then run by name has run; one of a schedule that was edited is still skipped."""
     skipped = entry()
     assert explain(evidence(row(SUCCESS), entry=skipped)).verdict is Verdict.RAN
     assert explain(evidence(entry=skipped, tick=TICK + timedelta(minutes=1))).verdict is Verdict.SKIPPED
