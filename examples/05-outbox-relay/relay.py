@@ -19,7 +19,7 @@ async def main() -> None:
         shutdown.add(relay)  # the batch in hand has 20 seconds to be finished
         done = await relay.flush()
     print("published", done.published, "parked", done.parked, flush=True)
-    if done.pause:
+    if not done.available:
         raise SystemExit("the webhook is unavailable: the next run goes on")
     run.complete({"published": done.published, "parked": done.parked})
 

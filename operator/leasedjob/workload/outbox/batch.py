@@ -110,13 +110,14 @@ class Batch:
             del self._hand[task]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relayed:
     """What became of one batch, or of several.
 
     Args:
         claimed: messages; those of which nothing became are tried again.
         pause: seconds for which the sink is left alone since it is unavailable.
+        available: whether the sink, when it was last asked, didn't say that it is unavailable.
     """
 
     claimed: int = 0
@@ -125,27 +126,32 @@ class Relayed:
     parked: int = 0
     unavailable: int = 0
     pause: float = 0.0
+    available: bool = True
 
     @classmethod
-    def of(cls, batch: Batch, pause: float) -> Relayed:
+    def of(cls, batch: Batch, judge: Judge) -> Relayed:
         verdicts = [failure.verdict for failure in batch.failures]
         return cls(
-            len(batch.messages),
-            len(batch.published),
-            verdicts.count(Verdict.REFUSED),
-            verdicts.count(Verdict.PARKED),
-            verdicts.count(Verdict.UNAVAILABLE),
-            pause,
+            claimed=len(batch.messages),
+            published=len(batch.published),
+            refused=verdicts.count(Verdict.REFUSED),
+            parked=verdicts.count(Verdict.PARKED),
+            unavailable=verdicts.count(Verdict.UNAVAILABLE),
+            available=not judge.doubtful,
+            pause=judge.pause(),
         )
 
-    def __add__(self, other: Relayed) -> Relayed:
+    def __add__(self, later: Relayed) -> Relayed:
+        if not later.claimed:
+            return self
         return Relayed(
-            self.claimed + other.claimed,
-            self.published + other.published,
-            self.refused + other.refused,
-            self.parked + other.parked,
-            self.unavailable + other.unavailable,
-            other.pause,
+            claimed=self.claimed + later.claimed,
+            published=self.published + later.published,
+            refused=self.refused + later.refused,
+            parked=self.parked + later.parked,
+            unavailable=self.unavailable + later.unavailable,
+            available=later.available,
+            pause=later.pause,
         )
 
 

@@ -7,8 +7,9 @@
 "Unavailable" is what a publisher says, but it may be wrong: a server that chokes on one message answers 500 to it and
 works for all others. So one such answer isn't believed yet. Another message is tried; if that one isn't taken either,
 no further one is begun, and after the pause one is tried at a time, each time another one. And whoever says it of a
-message *again*, although others were published in between, means that message: a try is spent. A sink that says when
-it wants to be asked again is believed at once.
+message *again*, although others were published in between, means that message: a try is spent. But one at the most
+until the next is published, for it may be another outage that begins. A sink that says when it wants to be asked again
+is believed at once.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Judge:
         self._patience = patience
         self._published = 0  # so far
         self._doubts: dict[int, int] = {}  # a message that wasn't taken -> how many others were until then
+        self._blamed = False  # a message, for an answer "unavailable", since the last one that was taken
         self._silent = 0  # messages that weren't taken since the last one that was
         self._outages = 0  # pauses since then
         self._asked: float | None = None  # for so many seconds of peace
@@ -101,9 +103,15 @@ class Judge:
         """No further message of this batch is to be begun."""
         return self._asked is not None or self._silent >= SILENT
 
+    @property
+    def doubtful(self) -> bool:
+        """The last answer was that the sink is unavailable."""
+        return self._asked is not None or self._silent > 0
+
     def published(self, message: OutboxMessage) -> None:
         self._published += 1
         self._silent = self._outages = 0
+        self._blamed = False
         self._doubts.pop(message.id, None)
 
     def failed(self, message: OutboxMessage, error: BaseException) -> Failure:
@@ -135,7 +143,8 @@ class Judge:
         before, self._doubts[message.id] = self._doubts.pop(message.id, None), self._published
         if len(self._doubts) > DOUBTS:
             del self._doubts[next(iter(self._doubts))]
-        if before is not None and before < self._published:
+        if before is not None and before < self._published and not self._blamed:
+            self._blamed = True
             return True
         self._silent += 1
         return False

@@ -157,7 +157,7 @@ class Running:
             self.messages = ()
         if batch is None:
             return Relayed()
-        done = Relayed.of(batch, self._judge.pause())
+        done = Relayed.of(batch, self._judge)
         _tell(self._settings.name, batch, done)
         if batch.cancelled:
             raise asyncio.CancelledError
