@@ -278,7 +278,7 @@ async def test_a_job_without_an_idempotency_key_does_its_work_twice_when_it_is_t
 
 
 async def test_a_key_makes_the_effect_of_a_second_try_the_same_one(
-    redis_server: RedisServer, queue: str, jobs: BullMQQueue
+    redis_server: RedisServer, queue: str, jobs: BullMQQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     charged: dict[str, int] = {}
     tries: list[int] = []
@@ -290,7 +290,8 @@ async def test_a_key_makes_the_effect_of_a_second_try_the_same_one(
             raise ConnectionError("the answer was lost")
         return "paid"
 
-    worker = BullMQWorker(queue, charge, ShutdownState(), connection=redis_server.url)
+    options = {"drainDelay": 14}  # so long it waits for a job
+    worker = BullMQWorker(queue, charge, ShutdownState(), connection=redis_server.url, options=options)
     worker.start()
     ids = [
         await jobs.add("charge", {"order": 7}, idempotency_key="charge/7", options={"attempts": 2}) for _ in range(3)
@@ -298,6 +299,7 @@ async def test_a_key_makes_the_effect_of_a_second_try_the_same_one(
     assert set(ids) == {bullmq_job_id("charge/7")}
     await until(lambda: len(tries) == 2)
     await worker.stop()
+    assert "doesn't answer" not in caplog.text, "a fetch that only waits is ended at once"
     assert (tries, charged) == ([0, 1], {"charge/7": 7})
 
 

@@ -176,7 +176,7 @@ class BullMQWorker:
         count = 0
         while not self._ending.is_set():
             if len(self._running) >= self._concurrency:
-                await asyncio.wait(list(self._running), return_when=asyncio.FIRST_COMPLETED)
+                await self._room()
                 continue
             count += 1
             token = f"{self._worker.id}:{count}"
@@ -191,6 +191,14 @@ class BullMQWorker:
                 )
                 self._running[task] = job
                 task.add_done_callback(self._running.pop)
+
+    async def _room(self) -> None:
+        """Until a job ends or a stop begins."""
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait([ending, *self._running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
 
     async def _retrying(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Asks Redis until it answers or a stop begins, which is answered with None."""
