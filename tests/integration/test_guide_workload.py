@@ -14,13 +14,14 @@ import pytest
 import yaml
 from tests.queues import RedisServer
 
+from leasedjob import http1
 from leasedjob.api.v1alpha1 import LeasedJobSpec
 from leasedjob.workload.kafka import KafkaProducer
 from leasedjob.workload.phases import LIMITS
 
 from .conftest import Database
 from .test_queue_kafka import create
-from .workload_parts import Processes, processes
+from .workload_parts import LONG, Processes, processes
 
 pytestmark = pytest.mark.integration
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide-workload.md").read_text(encoding="utf-8")
@@ -38,7 +39,16 @@ def run(tmp_path: Path) -> Iterator[Processes]:
 
 def test_the_guide_has_the_blocks_that_are_used() -> None:
     assert [language for language, _, _ in BLOCKS] == ["yaml", "crontab", *["python"] * len(FILES)]
-    assert list(FILES) == ["import_orders.py", "service.py", "resume.py", "queue_worker.py", "invoices.py"]
+    assert list(FILES) == [
+        "import_orders.py",
+        "service.py",
+        "web.py",
+        "scheduled.py",
+        "resume.py",
+        "queue_worker.py",
+        "invoices.py",
+        "outbox.py",
+    ]
 
 
 def test_the_manifest_is_accepted() -> None:
@@ -98,6 +108,23 @@ def test_the_service_finishes_its_iteration_and_closes_its_pool_last(
     assert process.out[-1] == "intervals done pools done"
 
 
+def test_the_scheduler_s_job_is_finished(run: Processes, tmp_path: Path) -> None:
+    process = run.start([sys.executable, str(tmp_path / "scheduled.py")])
+    process.line("began")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.err
+    assert process.out == ["began", "ended"] * (len(process.out) // 2)
+
+
+def test_the_server_answers_and_stops(run: Processes, tmp_path: Path) -> None:
+    process = run.start([sys.executable, str(tmp_path / "web.py")])
+    port = int(process.line("port").split()[1])
+    assert http1.ask("127.0.0.1", port, "GET", "/", seconds=LONG) == (200, b"hello")
+    assert http1.ask("127.0.0.1", port, "GET", "/readyz", seconds=LONG) == (200, b"ready")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.err
+
+
 def test_the_next_attempt_goes_on_where_the_stopped_one_ended(
     run: Processes, tmp_path: Path, database: Database
 ) -> None:
@@ -106,7 +133,7 @@ def test_the_next_attempt_goes_on_where_the_stopped_one_ended(
     first.line("done 3")
     first.signal(signal.SIGTERM)
     assert first.wait() == 1
-    assert "DrainingError: SIGTERM" in first.err
+    assert "DrainingError: cascade: SIGTERM, after" in first.err
     second = run.start(words, {URL: database.dsn})
     assert second.wait() == 0, second.err
     assert first.out + second.out == [f"done {item}" for item in range(40)]
@@ -135,6 +162,18 @@ async def test_a_consumer_sends_on_what_it_gets(run: Processes, kafka_servers: s
     await asyncio.to_thread(process.line, "invoice for order 7")
     process.signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait) == 0, process.err
+
+
+def test_a_message_is_published_once_and_the_relay_ends_before_its_pool(
+    run: Processes, tmp_path: Path, empty_database: Database
+) -> None:
+    process = run.start([sys.executable, str(tmp_path / "outbox.py")], {URL: empty_database.dsn})
+    process.line("order-paid {'order': 7} order-7-paid")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.err
+    assert sorted(process.out) == ["known", "new", "order-paid {'order': 7} order-7-paid"]
+    (row,) = empty_database.rows("SELECT published_at IS NOT NULL AS marked FROM leasedjob_outbox")
+    assert row["marked"], "the batch was finished"
 
 
 def test_the_table_of_phases_has_the_limits() -> None:
