@@ -52,8 +52,9 @@ def command(
 ) -> None:
     """Run past ticks of a LeasedJob, the oldest first.
 
-    It creates a LeasedJobRun; the operators carry it out, in every cluster that shares the database. A tick that has
-    succeeded is never run again under its own key: --reprocess all gives it another run, with a key of its own.
+    It creates a LeasedJobRun; the operators of this cluster carry it out, under the job's own concurrencyPolicy: more
+    than one run at a time needs Allow. A tick that has succeeded is never run again under its own key: --reprocess all
+    gives it another run, with a key of its own.
     `cancel` stops a backfill.
     """
     if first > last:
