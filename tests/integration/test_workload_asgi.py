@@ -301,7 +301,12 @@ class TestDraining:
         with pytest.raises(ValueError, match="readiness"):
             Draining(self.app, state, readiness="readyz")
 
-    def test_its_phase(self) -> None:
+    def test_what_a_server_is(self) -> None:
+        import uvicorn
+
         from leasedjob.workload.asgi import UvicornServer
 
         assert UvicornServer.phase is Phase.HTTP
+        for config in (uvicorn.Config(self.app, workers=2), uvicorn.Config("app:app", reload=True)):
+            with pytest.raises(ValueError, match="workers and reload"):
+                UvicornServer(config, ShutdownState())

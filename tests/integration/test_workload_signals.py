@@ -126,6 +126,26 @@ asyncio.run(main())
     assert process.wait() == 0
 
 
+def test_another_kind_of_loop_takes_nothing_away_either(run: Processes) -> None:
+    """uvloop has a wakeup descriptor of its own."""
+    process = run.python(
+        PRELUDE
+        + """
+import uvloop
+async def main():
+    state = ShutdownState.listening()
+    print("ready")
+    print("drained by", await state)
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main())
+"""
+    )
+    process.line("ready")
+    process.signal(signal.SIGTERM)
+    process.line("drained by SIGTERM")
+    assert process.wait() == 0
+
+
 def test_a_call_in_c_that_blocks_the_loop_neither_hides_the_signal_nor_delays_the_end(run: Processes) -> None:
     process = run.python(
         PRELUDE

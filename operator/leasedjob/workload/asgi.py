@@ -107,6 +107,9 @@ class UvicornServer:
         state: whose draining it follows.
         readiness: the path of the readiness probe; None leaves it to the application.
         name: for log lines.
+
+    Raises:
+        ValueError: the config asks for several workers or for reload, which are processes of their own.
     """
 
     phase: Final = Phase.HTTP
@@ -114,6 +117,8 @@ class UvicornServer:
     def __init__(
         self, config: uvicorn.Config, state: ShutdownState, *, readiness: str | None = READINESS, name: str = "http"
     ) -> None:
+        if config.workers > 1 or config.should_reload:
+            raise ValueError("config: workers and reload are for uvicorn's own command line; this server is in-process")
         self.name = name
         self._config, self._state, self._readiness = config, state, readiness
         self._server: uvicorn.Server | None = None
