@@ -187,6 +187,11 @@ def test_the_grid_of_ticks(now: float, due: float) -> None:
     assert next_due(10, 5, now) == due
 
 
+def test_without_a_loop_the_other_registry_is_named() -> None:
+    with pytest.raises(RuntimeError, match="SyncIntervalRegistry"):
+        IntervalRegistry(ShutdownState()).add("a", 1, print)
+
+
 # --- without an event loop -------------------------------------------------------------------------------------------
 
 

@@ -79,8 +79,12 @@ class IntervalRegistry:
             RuntimeError: no event loop is running.
         """
         _check(name, seconds, self._intervals)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("no event loop is running here; SyncIntervalRegistry needs none") from None
         interval = _Interval(name, seconds, work)
-        interval.timer = asyncio.get_running_loop().create_task(self._ticks(interval), name=f"interval-{name}")
+        interval.timer = loop.create_task(self._ticks(interval), name=f"interval-{name}")
         self._intervals[name] = interval
 
     def exists(self, name: str) -> bool:
