@@ -3,6 +3,7 @@ a schedule that is suspended after failures; and what a person may do to a run."
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -537,3 +538,41 @@ async def test_a_backfill_that_nobody_has_looked_at_is_forgotten(
     assert jobs.prune_ledger(timedelta(days=1)) == 0
     assert jobs.prune_ledger(timedelta(microseconds=1)) == 1
     assert await store.look_at_backfill("b-1") is None
+
+
+async def test_four_replicas_at_one_backfill_run_each_tick_once_and_never_more_than_may_be(
+    store: OperatorStore, database: Database, minute: datetime
+) -> None:
+    await registered(store, created_at=minute)
+    start, count, limit = minute - timedelta(days=1), 60, 3
+    await store.begin_backfill(CLUSTER, "b-1", CODE, through=start - MINUTE, ticks=count, planned=count)
+    most, said = 0, dict.fromkeys(BackfillStep, 0)
+
+    async def replica() -> None:
+        nonlocal most
+        while True:
+            state = await store.look_at_backfill("b-1")
+            assert state is not None
+            most = max(most, len(state.active))
+            following = state.through + MINUTE
+            if following >= start + count * MINUTE and not state.active:
+                return
+            if following < start + count * MINUTE:
+                said_now, answer = await step(store, state.through, following, limit=limit)
+                said[said_now] += 1
+                if answer is not None and answer.verdict is ClaimVerdict.CLAIMED:
+                    mine = answer
+                    await asyncio.sleep(0.005)
+                    await store.end_attempt(mine.id, 1, None, Outcome.COMPLETE, counts=False, reason="")
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(replica() for _ in range(4)))
+    rows = database.rows("SELECT run_key, attempt, status FROM leasedjob.job_scheduler ORDER BY tick")
+    assert [row["run_key"] for row in rows] == [run_key_for(start + n * MINUTE) for n in range(count)]
+    assert {(row["attempt"], row["status"]) for row in rows} == {(1, "SUCCESS")}
+    state = await store.look_at_backfill("b-1")
+    assert state is not None
+    assert (state.succeeded, state.failed, state.skipped) == (count, 0, 0)
+    assert most == limit, "four replicas wanted more"
+    assert said[BackfillStep.MOVED] + said[BackfillStep.BUSY] + said[BackfillStep.FULL] > 0
