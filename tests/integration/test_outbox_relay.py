@@ -568,6 +568,30 @@ class TestTheDatabase:
                 row = await (await connection.execute(prepared, prepare=False)).fetchone()
                 assert row == {"n": 0}
 
+    async def test_a_relay_that_is_frozen_doesn_t_keep_its_messages(
+        self, outbox: Outbox, sink: Sink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The server ends its transaction; another relay takes over, and the frozen one goes on once it can."""
+        monkeypatch.setattr("leasedjob.workload.outbox.running.LEAST_IDLE_SECONDS", 0.3)
+        frozen, thawed = threading.Event(), threading.Event()
+
+        def publish(message: OutboxMessage) -> None:
+            frozen.set()
+            thawed.wait(LONG)
+
+        outbox.put("a", "b", partition_key="p")
+        relay = OutboxRelay(outbox.dsn, publish, interval=0.01, batch_seconds=0.05, message_seconds=0.05)
+        relay.start()
+        await until(frozen.is_set)
+        other = OutboxRelay(outbox.dsn, sink, interval=0.01)
+        other.start()
+        await until(lambda: sink.taken == ["a", "b"])
+        thawed.set()
+        await until(lambda: "published, but not marked" in caplog.text)
+        outbox.put("c")
+        await until(lambda: outbox.published() == {"a", "b", "c"})
+        await asyncio.gather(relay.stop(), other.stop())
+
     async def test_what_was_published_long_ago_goes(
         self, outbox: Outbox, sink: Sink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -582,3 +606,23 @@ class TestTheDatabase:
         await until(lambda: set(outbox.rows("1")) == {"new"})
         await relay.stop()
         assert outbox.published() == {"new"}
+
+
+async def test_metrics(outbox: Outbox, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prometheus_client import REGISTRY
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"leasedjob_outbox_{name}", {"relay": "measured", **labels})
+
+    monkeypatch.setattr("leasedjob.workload.outbox.running.STATUS_SECONDS", 0.01)
+    outbox.put("a", "b", "poison", "down")
+    outbox.put("elsewhere", topic="elsewhere")
+    sink.errors = {"poison": MessageRefusedError("no", final=True), "down": ConnectionError()}
+    relay = OutboxRelay(outbox.dsn, sink, name="measured", interval=0.01, patience=SLOW, topics=["orders"])
+    relay.start()
+    await until(lambda: (value("waiting"), value("parked"), value("pending")) == (1, 1, 1))
+    assert 0 < (value("lag_seconds") or 0) < LONG
+    await relay.stop()
+    outcomes = {name: value("messages_total", outcome=name) for name in ("published", "refused", "parked")}
+    assert outcomes == {"published": 2, "refused": 0, "parked": 1}
+    assert value("messages_total", outcome="unavailable") == 1

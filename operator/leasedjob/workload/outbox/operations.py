@@ -218,7 +218,13 @@ class OutboxStatus:
 
 
 @operation
-def outbox_status() -> Talk[OutboxStatus]:
-    """How many messages are pending, waiting and parked, and for how long the oldest one has been pending."""
-    ((pending, waiting, parked, lag),) = yield table.STATUS, {}
+def outbox_status(topics: Iterable[str] | None = None) -> Talk[OutboxStatus]:
+    """How many messages are pending, waiting and parked, and for how long the oldest one has been pending.
+
+    Args:
+        topics: of messages to these; None for all.
+    """
+    if isinstance(topics, str):
+        raise TypeError("topics must be several topics, or None for all: not one string")
+    ((pending, waiting, parked, lag),) = yield table.STATUS, {"topics": None if topics is None else list(topics)}
     return OutboxStatus(int(pending), int(waiting), int(parked), max(0.0, float(lag or 0.0)))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from leasedjob.errors import LeasedJobError, SchemaMissingError
 from leasedjob.lease.database import Connections, Credentials, Pool, translated, within
 from leasedjob.workload.abort import AbortSignal
+from leasedjob.workload.metrics import OutboxMetrics
 from leasedjob.workload.outbox.batch import Batch, Relayed
 from leasedjob.workload.outbox.claim import claim, settle
 from leasedjob.workload.outbox.judge import Judge, Verdict
-from leasedjob.workload.outbox.operations import prune_outbox
+from leasedjob.workload.outbox.operations import outbox_status, prune_outbox
 from leasedjob.workload.outbox.publisher import OutboxMessage, Publisher
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ STATEMENT_SECONDS: Final = 10.0
 LEAST_IDLE_SECONDS: Final = 60.0
 PRUNE_SECONDS: Final = 60.0
 PRUNE_ROWS: Final = 1000
+STATUS_SECONDS: Final = 15.0
 LONGEST_FAULT_SECONDS: Final = 15.0
 
 
@@ -54,6 +56,8 @@ class Running:
         self.cut, self.ended = AbortSignal(), AbortSignal()
         self.messages: Sequence[OutboxMessage] = ()
         self._prune_at = time.monotonic() + PRUNE_SECONDS
+        self._status_at = time.monotonic()
+        self._metrics = OutboxMetrics(settings.name)
         self.wake: Callable[[], None] = lambda: None
 
     # --- as long as it is wanted ---
@@ -65,6 +69,7 @@ class Running:
             while not self._ending():
                 try:
                     done = await self._batch(source)
+                    await self._measure(source)
                     if not done.published and not done.pause:
                         await self._prune(source)
                 except Exception as error:
@@ -158,6 +163,7 @@ class Running:
         if batch is None:
             return Relayed()
         done = Relayed.of(batch, self._judge)
+        self._metrics.relayed(done)
         _tell(self._settings.name, batch, done)
         if batch.cancelled:
             raise asyncio.CancelledError
@@ -175,6 +181,15 @@ class Running:
         settings = self._settings
         end = asyncio.get_running_loop().time() + settings.batch_seconds
         return Batch(messages, settings.concurrency, end, settings.message_seconds, self._cutting)
+
+    async def _measure(self, source: Connections) -> None:
+        if not self._metrics.wanted or time.monotonic() < self._status_at:
+            return
+        with translated():
+            async with source() as connection, _talking(connection, "measure"):
+                self._metrics.seen(await outbox_status(connection, self._settings.topics))
+                await connection.commit()
+        self._status_at = time.monotonic() + STATUS_SECONDS
 
     async def _prune(self, source: Connections) -> None:
         if self._settings.retention is None or time.monotonic() < self._prune_at:

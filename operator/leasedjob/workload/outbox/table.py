@@ -156,13 +156,14 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone"""
 STATUS: Final[LiteralString] = """
-SELECT (SELECT count(*) FROM leasedjob_outbox WHERE published_at IS NULL AND parked_at IS NULL),
-       (SELECT count(*)
-          FROM leasedjob_outbox
-         WHERE published_at IS NULL AND parked_at IS NULL AND next_try_at > statement_timestamp()),
-       (SELECT count(*) FROM leasedjob_outbox WHERE parked_at IS NOT NULL),
-       (SELECT CAST(extract(epoch FROM statement_timestamp() - created_at) AS float8)
+SELECT to_do.pending, to_do.waiting, aside.parked, to_do.lag
+  FROM (SELECT count(*) AS pending,
+               count(*) FILTER (WHERE next_try_at > statement_timestamp()) AS waiting,
+               CAST(extract(epoch FROM statement_timestamp() - min(created_at)) AS float8) AS lag
           FROM leasedjob_outbox
          WHERE published_at IS NULL AND parked_at IS NULL
-         ORDER BY id
-         LIMIT 1)"""
+           AND (CAST(%(topics)s AS text[]) IS NULL OR topic = ANY (CAST(%(topics)s AS text[])))) AS to_do,
+       (SELECT count(*) AS parked
+          FROM leasedjob_outbox
+         WHERE parked_at IS NOT NULL
+           AND (CAST(%(topics)s AS text[]) IS NULL OR topic = ANY (CAST(%(topics)s AS text[])))) AS aside"""
