@@ -229,8 +229,10 @@ class Engine:
             await self._current(entry)
             await self._settle_pods(entry)
         await self._state(entry)
-        if again := await self.requests.carry_out(entry, self._view(entry), entry.state, _problem(entry, conflict)):
-            self.agenda.sooner(entry.key, again)
+        if self.cache.runs_of.get(entry.key):
+            problem = _problem(entry, conflict)
+            if again := await self.requests.carry_out(entry, self._view(entry), entry.state, problem):
+                self.agenda.sooner(entry.key, again)
         entry.trouble = ""
         if not await self.status.write(entry, self._view(entry), self.cache.runs_for(entry.key), conflict):
             self.agenda.sooner(entry.key, self.clock.now() + CONFLICT_RETRY)
