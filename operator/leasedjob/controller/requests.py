@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 SOON: Final = timedelta(milliseconds=300)
 AGAIN: Final = timedelta(seconds=5)  # for what no event tells
+POD_DELETED: Final = "PodDeleted"  # what an audit line says of a Pod that was stopped
 LOOK_AT: Final = 5_000  # ticks of a backfill that need no run, at one look
 
 
@@ -292,6 +293,7 @@ class Requests:
                 message = f"{which(run)} is to stop, within its grace period"
             case Step.DELETE_POD:
                 assert seen.pod is not None
+                await self._store.write_audit(run.id, POD_DELETED, asked=asked)
                 await self._actor.kube.delete_pod(seen.pod.namespace, seen.pod.name, seen.pod.uid)
                 message = f"Pod {seen.pod.name} is being stopped; {which(run)} ends with it"
             case Step.RELEASE:

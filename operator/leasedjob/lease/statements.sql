@@ -41,6 +41,11 @@ SELECT leasedjob.release_run(%(id)s, %(attempt)s, %(force)s, %(audit)s::jsonb) A
 -- Forgets that a run has failed, with an audit line.
 SELECT leasedjob.forget_run(%(id)s, %(audit)s::jsonb) AS done;
 
+-- name: write_audit
+-- An audit line of its own, for what is done elsewhere than in the database.
+SELECT leasedjob.write_audit(s.code, s.run_key, s.attempt, %(did)s, %(audit)s::jsonb)
+  FROM leasedjob.job_scheduler s WHERE s.id = %(id)s;
+
 -- name: audit
 -- What was done to runs of a code because somebody asked for it, newest first.
 SELECT a.at, a.cluster, a.code, a.run_key, a.attempt, a.action, a.did, a.asked_by, a.why

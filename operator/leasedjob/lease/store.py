@@ -257,6 +257,10 @@ class OperatorStore:
         """
         return bool(await self._value("forget_run", id=id, audit=_audit_json(asked)))
 
+    async def write_audit(self, id: UUID, did: str, *, asked: Asked) -> None:
+        """An audit line about a run, for what was not done by one of the above; once for each request."""
+        await self._rows("write_audit", id=id, did=did, audit=_audit_json(asked))
+
     async def audit(self, code: str, *, limit: int = 100) -> list[AuditLine]:
         """What was done to runs of the code because somebody asked for it, newest first."""
         return [AuditLine(**row) for row in await self._rows("audit", code=code, limit=limit)]
