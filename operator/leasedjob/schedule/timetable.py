@@ -117,7 +117,10 @@ class Timetable:
         """The first tick strictly later than `after`; None if there is none."""
         if self.not_before is not None and after < self.not_before:
             after = self.not_before - _INSTANT
-        found = min((tick for s in self.schedules if (tick := s.next(after)) is not None), default=None)
+        if len(self.schedules) == 1:
+            found = self.schedules[0].next(after)
+        else:
+            found = min((tick for s in self.schedules if (tick := s.next(after)) is not None), default=None)
         if found is not None and self.not_after is not None and found > self.not_after:
             return None
         return found
@@ -126,7 +129,10 @@ class Timetable:
         """The latest tick at or before `before_or_at`; None if there is none."""
         if self.not_after is not None:
             before_or_at = min(before_or_at, self.not_after)
-        found = max((tick for s in self.schedules if (tick := s.previous(before_or_at)) is not None), default=None)
+        if len(self.schedules) == 1:
+            found = self.schedules[0].previous(before_or_at)
+        else:
+            found = max((tick for s in self.schedules if (tick := s.previous(before_or_at)) is not None), default=None)
         if found is not None and self.not_before is not None and found < self.not_before:
             return None
         return found
@@ -254,4 +260,6 @@ class Timetable:
 
     def next_start(self, now: datetime) -> datetime | None:
         """The first start strictly later than `now`."""
+        if not self.jitter:
+            return self.next(now)
         return next((self.start_of(tick) for tick in self.ahead(now, 1)), None)

@@ -83,11 +83,11 @@ def offset_at(zone: ZoneInfo, instant: datetime) -> timedelta:
 
 
 def offsets_of(zone: ZoneInfo, wall: datetime) -> tuple[timedelta, timedelta]:
-    """The offsets before and after the clock change that skips or repeats `wall` (naive local time).
+    """The offsets before and after the clock change that skips or repeats `wall` (naive local time, fold 0).
 
     First > second: the local time is repeated. First < second: it is skipped. Equal: neither (PEP 495).
     """
-    first, second = zone.utcoffset(wall.replace(fold=0)), zone.utcoffset(wall.replace(fold=1))
+    first, second = zone.utcoffset(wall), zone.utcoffset(wall.replace(fold=1))
     assert first is not None
     assert second is not None
     return first, second
