@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 import yaml
 from click.testing import Result
 from tests.unit.kube_api import FakeApi
+from tests.unit.test_cli_verbs import job_of, ledger, pod_of, run_of
 
 from leasedjob.api.v1alpha1 import LeasedJobRunStatus, RunPhase
+from leasedjob.cli.attempts import attempts
 from leasedjob.cli.kubectl import plugin
+from leasedjob.cli.timeline import draw
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -103,3 +107,38 @@ def test_the_conversion_of_the_howto(api: FakeApi, call: Call) -> None:
     page = (ROOT / "docs/howto-migrate-from-cronjob.md").read_text(encoding="utf-8")
     assert "| `backoffLimit` | `6`" in page
     assert (converted["backoffLimit"], converted["shutdown"]["preStopSeconds"]) == (6, 0)
+
+
+def a_timeline() -> list[str]:
+    """The drawing of cli.md: a run that failed once, a tick that was skipped, a run that goes on."""
+    first, second = "2026-07-19T01:00:00Z", "2026-07-20T01:00:00Z"
+    job = job_of(
+        recentRuns=[
+            run_of(second, outcome="Running", startTime="2026-07-20T01:00:00Z", completionTime=None),
+            run_of(first, attempt=2, startTime="2026-07-19T01:00:51Z", completionTime="2026-07-19T01:04:00Z"),
+        ],
+        nextScheduleTime="2026-07-21T01:00:00Z",
+        ledger=[ledger("2026-07-19T13:00:00Z", "2026-07-19T13:00:00Z", 1)],
+    )
+    pods = [
+        _pod(pod_of(first, 1, exit_code=1, node="node-2"), "01:00:00", "01:00:01", "01:00:41"),
+        _pod(pod_of(first, 2), "01:00:51", "01:00:52", "01:04:00"),
+        _pod(pod_of(second, 1, exit_code=None, node="node-2"), "01:00:00", "01:00:15", ""),
+    ]
+    now = datetime(2026, 7, 20, 1, 1, 20, tzinfo=UTC)
+    return [text for text, _ in draw(job, attempts(pods, "hello"), now, width=100, blocks=False)]
+
+
+def _pod(pod: dict[str, Any], created: str, started: str, ended: str) -> dict[str, Any]:
+    day = pod["metadata"]["annotations"]["leasedjob.io/run-key"][:10]
+    pod["metadata"]["creationTimestamp"] = f"{day}T{created}Z"
+    (state,) = pod["status"]["containerStatuses"][0]["state"].values()
+    state["startedAt"] = f"{day}T{started}Z"
+    if ended:
+        state["finishedAt"] = f"{day}T{ended}Z"
+    return pod
+
+
+def test_the_timeline_of_the_page() -> None:
+    _, shown = in_one("docs/reference/cli.md", "timeline")
+    assert shown == a_timeline()

@@ -31,6 +31,7 @@ Object = dict[str, Any]
 @click.argument("name", shell_complete=complete_jobs)
 @click.option(
     "--at",
+    "--tick",
     "tick",
     type=Tick(),
     metavar="TICK",

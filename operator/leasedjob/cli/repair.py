@@ -35,7 +35,13 @@ def repair_options(function: F) -> F:
             help="The run with this key; none is needed for type Initial.",
         ),
         click.option(
-            "--at", "tick", type=Tick(), metavar="TICK", shell_complete=complete_ticks, help="The run of this tick."
+            "--at",
+            "--tick",
+            "tick",
+            type=Tick(),
+            metavar="TICK",
+            shell_complete=complete_ticks,
+            help="The run of this tick.",
         ),
     ):
         function = add(function)

@@ -30,6 +30,7 @@ ANSWER_SECONDS: Final = 30.0
 @click.argument("name", shell_complete=complete_jobs)
 @click.option(
     "--at",
+    "--tick",
     "tick",
     type=Tick(),
     metavar="TICK",
