@@ -2,7 +2,7 @@
 
 Every unit of work has two effects at a sink with a unique key: it `began`, and it `ended`. A unit that has the one
 without the other when its program is gone is lost halfway: nobody goes on with it, and whoever repeats it does the
-first half twice. docs/explanation/forbidden.md has the numbers that these tests print.
+first half twice. docs/explanation/forbidden-stops.md has the numbers that these tests print.
 """
 
 from __future__ import annotations
