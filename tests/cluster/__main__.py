@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     tool.add_argument("folder", type=Path)
     tool = verbs.add_parser("redis", help="the same with Redis; prints the path of redis-server")
     tool.add_argument("folder", type=Path)
+    verbs.add_parser("promtool", help="bring Prometheus' checker into the cache; prints its path")
     verbs.add_parser("kafka", help="bring the jars of a Kafka broker into the cache; prints their folder")
     load = verb("load", "import image archives into a cluster")
     load.add_argument("archives", nargs="+", type=Path, help="docker or OCI archives")
@@ -100,6 +101,8 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
             print(packages.postgresql(options.folder, cache, progress))
         case "redis":
             print(packages.redis(options.folder, cache, progress))
+        case "promtool":
+            print(packages.promtool(cache, progress))
         case "kafka":
             print(jars.ensure(cache, progress))
         case "load":

@@ -137,6 +137,18 @@ def redis(target: Path, cache: Cache, progress: Progress) -> Path:
     return _launcher(target / "redis-server", target / "usr/bin/redis-server", target)
 
 
+def promtool(cache: Cache, progress: Progress) -> Path:
+    """Prometheus' own checker, which needs no library but the system's; the path of `promtool` in the cache."""
+    unpacked = cache.root / "prometheus"
+    program = unpacked / "usr/bin/promtool"
+
+    def wanted() -> list[str]:
+        return ["prometheus"] if output(["apt-cache", "show", "prometheus"]) else []
+
+    _unpack("promtool", wanted, unpacked, program, cache, progress)
+    return program
+
+
 def _unpack(
     what: str, wanted: Callable[[], list[str]], into: Path, proof: Path, cache: Cache, progress: Progress
 ) -> None:

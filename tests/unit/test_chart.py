@@ -62,7 +62,13 @@ VARIANTS: dict[str, Json] = {
         "extraEnv": [{"name": "A", "value": "b"}],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
-        "metrics": {"podMonitor": {"enabled": True}, "service": {"annotations": {"a": "b"}}},
+        "metrics": {
+            "podMonitor": {"enabled": True},
+            "service": {"annotations": {"a": "b"}},
+            "prometheusRule": {"enabled": True},
+            "dashboard": {"enabled": True},
+        },
+        "monitoring": {"pingHosts": ["hc.example"]},
         "serviceAccount": {"annotations": {"a": "b"}},
         "crds": {"annotations": {"a": "b"}},
         "migrations": {"mode": "initContainer"},
@@ -609,6 +615,89 @@ def test_metrics_can_be_left_out(render: Any) -> None:
     assert [e["name"] for e in test["spec"]["containers"][1]["env"]] == ["NAMESPACES"]
 
 
+MONITORS = {"podMonitor": "PodMonitor", "serviceMonitor": "ServiceMonitor"}
+
+
+@pytest.mark.parametrize(("value", "kind"), MONITORS.items())
+def test_a_monitor_scrapes_every_replica_and_keeps_the_jobs_namespaces(render: Any, value: str, kind: str) -> None:
+    relabel = [{"action": "labeldrop", "regex": "pod"}]
+    more = {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}, "metricRelabelings": relabel}
+    objects = render({**EXISTING, "metrics": {value: more}})
+    monitor = one(objects, kind)
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"].get("podMetricsEndpoints") or monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["interval"], endpoint["honorLabels"]) == ("metrics", "15s", True)
+    assert endpoint["metricRelabelings"] == relabel
+    target = one(objects, "Service", "-metrics") if kind == "ServiceMonitor" else one(objects, "Deployment")
+    labels = (target["metadata"] if kind == "ServiceMonitor" else target["spec"]["template"]["metadata"])["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    other = next(k for k in MONITORS.values() if k != kind)
+    assert not [o for o in objects if o["kind"] == other]
+
+
+def test_monitors_that_would_scrape_twice_or_nothing_are_refused(refusal: Any) -> None:
+    both = {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}
+    assert "enable one of them" in refusal({**EXISTING, "metrics": both})
+    nothing = {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}
+    assert "metrics.serviceMonitor needs metrics.service.enabled" in refusal({**EXISTING, "metrics": nothing})
+
+
+def test_nothing_of_prometheus_or_grafana_by_default(render: Any) -> None:
+    kinds = {o["kind"] for o in render(EXISTING)}
+    assert not kinds & {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ConfigMap"}
+
+
+def test_the_rules_are_the_file_word_for_word(render: Any) -> None:
+    rule = one(render({**EXISTING, "metrics": {"prometheusRule": {"enabled": True}}}), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+
+
+def test_rules_can_be_left_out_linked_and_added_to(render: Any) -> None:
+    own = {"record": "team:runs", "expr": "sum(leasedjob_runs_total)"}
+    values = {
+        "enabled": True, "labels": {"release": "prometheus"}, "disabled": ["LeasedJobStartsLate"],
+        "runbookBaseURL": "https://docs.example/runbooks/", "additionalRules": [own],
+    }  # fmt: skip
+    rule = one(render({**EXISTING, "metrics": {"prometheusRule": values}}), "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    *groups, added = rule["spec"]["groups"]
+    assert added["rules"] == [own]
+    alerts = {r["alert"]: r["annotations"]["runbook_url"] for g in groups for r in g["rules"]}
+    assert "LeasedJobStartsLate" not in alerts
+    assert alerts["LeasedJobNoSuccess"] == "https://docs.example/runbooks/LeasedJobNoSuccess.md"
+    assert all(url == f"https://docs.example/runbooks/{name}.md" for name, url in alerts.items())
+
+
+def test_the_dashboard_is_the_file_and_found_by_its_label(render: Any) -> None:
+    values = {"enabled": True, "annotations": {"grafana_folder": "Batch"}}
+    config = one(render({**EXISTING, "metrics": {"dashboard": values}}), "ConfigMap", "-dashboard")
+    assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert config["metadata"]["annotations"] == {"grafana_folder": "Batch"}
+    file = json.loads((CHART / "files" / "dashboard.json").read_text())
+    assert json.loads(config["data"]["leasedjob.json"]) == file
+
+
+def test_monitors_of_tenants_are_called_only_where_they_are_listed(render: Any) -> None:
+    objects = render(EXISTING)
+    assert Settings.from_environment(operator_env(objects)).ping_hosts == Settings().ping_hosts
+    assert "LEASEDJOB_PING_HOSTS" not in operator_env(objects)
+    hosts = ["hc.example", "http://ping.team.svc", "*.checks.example:8443"]
+    objects = render({**EXISTING, "monitoring": {"pingHosts": hosts, "secretName": "monitors"}})
+    settings = Settings.from_environment(operator_env(objects))
+    assert [(e.scheme, e.host, e.port) for e in settings.ping_hosts.entries] == [
+        ("https", "hc.example", 443), ("http", "ping.team.svc", 80), ("https", "*.checks.example", 8443),
+    ]  # fmt: skip
+    assert settings.monitoring_secret == "monitors"
+    wanted = IN_A_NAMESPACE | SECRETS | CLUSTER_WIDE | KUBE_SYSTEM | {("", "secrets", "get", ("monitors",))}
+    assert rules(one(objects, "ClusterRole", "-operator")) == wanted
+
+
+def test_how_many_jobs_have_series_is_a_value(render: Any) -> None:
+    assert Settings.from_environment(operator_env(render(EXISTING))).metrics_jobs == Settings().metrics_jobs
+    none = operator_env(render({**EXISTING, "metrics": {"maxJobs": 0}}))
+    assert Settings.from_environment(none).metrics_jobs == 0
+
+
 def test_helm_test_checks_schema_and_cluster(render: Any) -> None:
     pod = one(render(NAMESPACED), "Pod", "-test")
     assert hooks(pod) == {"test"}
@@ -664,6 +753,12 @@ def test_definitions_are_kept_on_uninstall_unless_told_otherwise(render: Any) ->
         ({"postgresql": {"enabled": True}}, "enabled"),
         ({"database": {"password": "secret"}}, "password"),
         ({"metrics": {"service": {"port": 70000}}}, "/metrics/service/port"),
+        ({"metrics": {"maxJobs": -1}}, "/metrics/maxJobs"),
+        ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "/metrics/serviceMonitor/interval"),
+        ({"metrics": {"prometheusRule": {"disabled": ["Other"]}}}, "/metrics/prometheusRule/disabled/0"),
+        ({"metrics": {"prometheusRule": {"runbookBaseURL": "docs"}}}, "/metrics/prometheusRule/runbookBaseURL"),
+        ({"monitoring": {"pingHosts": ["https://hc.example/ping"]}}, "/monitoring/pingHosts/0"),
+        ({"monitoring": {"secretName": "My_Secret"}}, "/monitoring/secretName"),
         ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from tests.unit import controller_builders as b
 
 from leasedjob.api.v1alpha1 import ConcurrencyPolicy, ExitZeroOnStop
 from leasedjob.controller.cache import Entry
-from leasedjob.controller.model import FinishPolicy, Policy
+from leasedjob.controller.model import FinishPolicy, Monitoring, Policy
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
 from leasedjob.identity import JobSchedulerType, RunIdentity
@@ -72,6 +72,7 @@ def test_every_field() -> None:
             "successfulRunsHistoryLimit": 0,
             "failedRunsHistoryLimit": 9,
             "sidecar": {"resources": {"limits": {"cpu": "1"}}, "imagePullSecrets": [{"name": "s"}]},
+            "monitoring": {"pingURL": "https://monitor.example/1", "graceSeconds": 600},
         }
     )
     expected = Policy(
@@ -98,6 +99,7 @@ def test_every_field() -> None:
         exit_zero_on_stop=ExitZeroOnStop.SUCCESS,
         keep_successful=0,
         keep_failed=9,
+        monitoring=Monitoring("https://monitor.example/1", None, timedelta(minutes=10)),
     )
     assert found.policy == expected
     default = entry().policy

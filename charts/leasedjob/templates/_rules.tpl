@@ -12,6 +12,13 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
+{{- if .Values.monitoring.pingHosts }}
+# URLs of monitors.
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [{{ .Values.monitoring.secretName | quote }}]
+  verbs: [get]
+{{- end }}
 {{- if eq (include "leasedjob.createsSecrets" .) "true" }}
 # A right to create can't be limited by name.
 - apiGroups: [""]

@@ -160,6 +160,48 @@ class SidecarSpec(Shape):
     """Pull secrets for the sidecar's image, besides the chart's and the template's."""
 
 
+# Printable ASCII without a user, a fragment or an IPv6 literal.
+PING_URL: Final = r"""^https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?([/?][!-"$-~]*)?$"""
+
+
+class MonitoringSpec(Shape):
+    """A dead-man's switch: tells a monitor of each run's start and end, in Healthchecks' way."""
+
+    ping_url: (
+        Annotated[
+            str,
+            Field(min_length=1, max_length=1024),
+            Rules(
+                (
+                    Rule(
+                        cel=expressions.matches(PING_URL),
+                        holds=expressions.matcher(PING_URL),
+                        message="must be an http or https URL such as https://monitor.example/ping/1234, "
+                        "without user and fragment",
+                    ),
+                )
+            ),
+        ]
+        | None
+    ) = Field(default=None, alias="pingURL")
+    """A success is a POST to this URL; a start and a failure go to /start and /fail below it. The operator must be
+    allowed to call its host. Everybody who may read the object can read it."""
+    ping_url_key: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(default=None, alias="pingURLKey")
+    """Instead of pingURL: the key in the namespace's Secret leasedjob-monitoring that has the URL."""
+    grace_seconds: Annotated[Int, Field(ge=60, le=MAX_INT32)] | None = None
+    """How long after the start of a tick a success may come before the job counts as overdue. Default: until the start
+    of the next tick, at least five minutes."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.pingURL) || !has(self.pingURLKey)",
+            holds=lambda monitoring: monitoring.ping_url is None or monitoring.ping_url_key is None,
+            field="pingURLKey",
+            message="can't stand beside pingURL",
+        ),
+    )
+
+
 _HAS_SCHEDULE: Final = Rule(
     cel="self.type == 'Initial' || has(self.schedule) || has(self.schedules)",
     holds=lambda spec: spec.type is JobType.INITIAL or spec.schedule is not None or spec.schedules is not None,
@@ -257,6 +299,8 @@ class LeasedJobSpec(Shape):
     """The budget of a stop."""
     sidecar: SidecarSpec | None = None
     """Overrides for the containers that the operator adds."""
+    monitoring: MonitoringSpec | None = None
+    """A dead-man's switch."""
     successful_runs_history_limit: Annotated[Int, Field(ge=0, le=1000)] = 3
     """Pods of successful runs that are kept."""
     failed_runs_history_limit: Annotated[Int, Field(ge=0, le=1000)] = 1

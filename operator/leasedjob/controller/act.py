@@ -40,6 +40,7 @@ from leasedjob.controller.model import JobView, Policy
 from leasedjob.controller.outcome import REPORTED, Result, cut, joined, reported_error
 from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
+from leasedjob.controller.skew import WorkloadSkew
 from leasedjob.controller.tenants import TenantSecrets
 from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
@@ -114,10 +115,12 @@ class Actor:
     clock: DatabaseClock
     metrics: Metrics
     cache: Cache = field(init=False)
+    skew: WorkloadSkew = field(init=False)
     _claims: Batcher[ClaimRequest, ClaimResult] = field(init=False)
     _pods: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
+        self.skew = WorkloadSkew(lambda seconds: self.metrics.workload_skew_seconds.observe(seconds))
         self._claims = Batcher(self._claim_many)
         self._pods = asyncio.Semaphore(self.settings.pod_concurrency)
 
@@ -168,14 +171,10 @@ class Actor:
             run = action.run
             if action.result is Result.COMPLETE:
                 self.events.record(entry.body, EventReason.RUN_SUCCEEDED, which(run), once="end")
-                self.metrics.attempt_ended(action.result, action.reason)
-            elif run.stop_reason:  # its row says why, and tells everybody: see ended_elsewhere
-                self.metrics.attempt_ended(action.result, run.stop_reason.partition(":")[0])
-            else:
+            elif not run.stop_reason:  # else its row says why, and tells everybody: see ended_elsewhere
                 reason = EventReason.RUN_INTERRUPTED if action.result is Result.RELEASE else EventReason.RUN_FAILED
                 text = f"{which(run)}: {_reason(action.reason, action.message)}"
                 self.events.record(entry.body, reason, text, warning=True, once="end")
-                self.metrics.attempt_ended(action.result, action.reason)
         return Progress(refresh=[action.run.id], leave_for=SETTLE)
 
     async def _stop(self, entry: Entry, action: Stop) -> Progress:
@@ -430,6 +429,7 @@ class Actor:
         if created and action.tick is not None and action.previous is None and not action.manual:
             late = self.clock.now() - _start(view.policy, action.tick)
             self.metrics.skew_seconds.observe(max(0.0, late.total_seconds()))
+            self.skew.expect(attempt.lease_id, _start(view.policy, action.tick))
 
     async def _create(self, entry: Entry, view: JobView, attempt: Attempt, first_claimed: datetime) -> bool:
         """Creates the attempt's Pod, or releases the claim with the reason why not. True if the Pod exists."""

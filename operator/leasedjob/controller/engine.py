@@ -158,7 +158,6 @@ class Engine:
         if old is not None and _ended_since(old, run):
             self.actor.ended_elsewhere(entry, run)
         if run.terminal and (old is None or not old.terminal):
-            self.metrics.run_ended(run)
             _forget_old(entry)
         return old is None or run.changed_at > old.changed_at
 
@@ -204,11 +203,10 @@ class Engine:
             if entry.trouble != str(why):
                 log.warning("%s/%s: %s", *key, why)
             entry.trouble = str(why)[:1024]
-        if isinstance(why, DATABASE_FAULTS) and not busy:
-            self.metrics.database_errors.inc()
         self.agenda.set(key, self.clock.now() + timedelta(seconds=max(delay, at_least)))
 
     async def _look_at(self, entry: Entry) -> None:
+        self.actor.skew.look(self.cache.pods_for(entry.key), self.clock.now())
         generation = entry.generation
         self._derive(entry)
         if entry.warning and entry.generation != generation:

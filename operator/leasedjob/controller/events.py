@@ -47,6 +47,8 @@ class EventReason(StrEnum):
     TICK_MISSED = "TickMissed"
     TICK_SKIPPED = "TickSkipped"
     SCHEDULE_WARNING = "ScheduleWarning"
+    PING_REFUSED = "PingRefused"
+    PING_FAILED = "PingFailed"
 
 
 @dataclass(frozen=True, slots=True)

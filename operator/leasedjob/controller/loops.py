@@ -16,6 +16,7 @@ from leasedjob.controller.decide import run_name
 from leasedjob.controller.definitions import Definitions, OldDefinitionsError
 from leasedjob.controller.engine import DATABASE_FAULTS, SCHEMA_FAULTS, Engine
 from leasedjob.controller.kube import CRD_BASE, KubeError
+from leasedjob.controller.pings import Ping, Pinger, Signal, signal_of
 from leasedjob.controller.pods import cluster_label
 from leasedjob.lease.rows import CLAIM_LEASE_MS, JobSchedulerStatus, Run, Transition
 from leasedjob.protocol import LABEL_CLUSTER
@@ -26,6 +27,8 @@ FULL_POLL_SECONDS: Final = 30.0
 OVERLAP: Final = timedelta(seconds=10)  # transactions commit in another order than they read the clock
 RENEW_SECONDS: Final = 15.0
 EXPORT_SECONDS: Final = 10.0
+TELL_SECONDS: Final = 2.0
+TAKEN: Final = 500  # transitions at a time
 WATCH_BEGINS_SECONDS: Final = 4.0
 STALE_AFTER: Final = 180.0  # seconds for which lists may show what the watch does not, before the process is unhealthy
 STUCK_AFTER: Final = 10.0  # the same, before the watch begins anew
@@ -93,7 +96,6 @@ class Poller:
                 self._health.admit(engine)
             self._health.database = str(e)
             engine.metrics.database_up.set(0)
-            engine.metrics.database_errors.inc()
             raise
         if self._health.database:
             engine.hurry()  # what waits for its next try need not wait any longer
@@ -137,7 +139,6 @@ class Poller:
                 engine.mark(entry.key)
         if complete:
             engine.metrics.active_runs.set(active)
-            engine.metrics.jobs.set(len(engine.cache.jobs))
 
 
 class ShutdownExporter:
@@ -150,6 +151,36 @@ class ShutdownExporter:
         engine = self._engine
         for ends in await engine.store.take_shutdown_reports(engine.settings.cluster):
             engine.metrics.stopped(ends)
+
+
+class Teller:
+    """Tells of what has become of this cluster's runs, in metrics and to monitors; each transition is taken by one
+    replica."""
+
+    def __init__(self, engine: Engine, pinger: Pinger) -> None:
+        self._engine = engine
+        self._pinger = pinger
+
+    async def step(self) -> None:
+        engine = self._engine
+        if not engine.fresh:
+            return  # which monitor is to be told stands in objects that are not known yet
+        while taken := await engine.store.take_transitions(engine.settings.cluster, limit=TAKEN):
+            for transition in taken:
+                engine.metrics.became(transition)
+                self._ping(transition)
+            if len(taken) < TAKEN:
+                break
+
+    def _ping(self, transition: Transition) -> None:
+        entry = self._engine.cache.jobs.get((transition.namespace, transition.job_name))
+        signal = signal_of(transition)
+        if entry is None or entry.uid != transition.job_uid or entry.policy is None or signal is None:
+            return
+        if entry.policy.monitoring.pings:
+            word = transition.reason.partition(":")[0] if signal is Signal.FAIL else ""
+            text = f"{run_name(transition.run_key)}, attempt {transition.attempt}" + (f": {word}" if word else "")
+            self._pinger.tell(Ping(entry.body, entry.policy.monitoring, signal, str(transition.run_id), text))
 
 
 class Renewer:

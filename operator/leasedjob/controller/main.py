@@ -19,19 +19,23 @@ from leasedjob.controller.act import Actor
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.engine import Engine
 from leasedjob.controller.events import Recorder
+from leasedjob.controller.gauges import GAUGE_SECONDS, Gauges
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.loops import (
     EXPORT_SECONDS,
     POLL_SECONDS,
     RENEW_SECONDS,
+    TELL_SECONDS,
     Comparer,
     Health,
     Poller,
     Renewer,
     ShutdownExporter,
+    Teller,
     forever,
 )
 from leasedjob.controller.metrics import Metrics
+from leasedjob.controller.pings import Pinger
 from leasedjob.controller.retention import Retention
 from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.controller.status import StatusWriter
@@ -67,8 +71,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         credentials = Credentials.from_directory(settings.database_dir)
         connections = operator_pool(credentials, max_size=settings.database_connections)
         await stack.enter_async_context(connections)
-        store = OperatorStore(connections.connection)
+        store = OperatorStore(connections.connection, observe=metrics.asked)
         events = Recorder(kube, settings.identity)
+        pinger = Pinger(kube, settings.ping_hosts, settings.monitoring_secret, events, metrics)
+        await stack.enter_async_context(pinger)
         tenants = TenantSecrets(settings, kube, metrics)
         actor = Actor(settings, kube, store, tenants, events, clock, metrics)
         engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
@@ -80,6 +86,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
             "export": forever("export of shutdowns", EXPORT_SECONDS, ShutdownExporter(engine).step),
+            "gauges": forever("metrics of states", GAUGE_SECONDS, Gauges(engine).step),
+            "told": forever("transitions of runs", TELL_SECONDS, Teller(engine, pinger).step),
             "rotate": forever("rotation of credentials", settings.rotation_check_seconds, rotator.step),
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),

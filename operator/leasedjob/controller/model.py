@@ -18,6 +18,19 @@ from leasedjob.schedule import MissedRunPolicy, Timetable
 
 
 @dataclass(frozen=True, slots=True)
+class Monitoring:
+    """What is told to a monitor, and by when a success is expected."""
+
+    ping_url: str | None = None
+    ping_url_key: str | None = None  # in the namespace's Secret
+    grace: timedelta | None = None
+
+    @property
+    def pings(self) -> bool:
+        return self.ping_url is not None or self.ping_url_key is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The parts of spec that decisions are made from; durations in seconds."""
 
@@ -36,6 +49,7 @@ class Policy:
     exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop.RETRY
     keep_successful: int = 3
     keep_failed: int = 1
+    monitoring: Monitoring = Monitoring()
 
     def finish_policy(self) -> str:
         """What a Pod carries so that it can be finalized when its LeasedJob is gone."""

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from leasedjob.controller.ping_hosts import PingHosts
+
 
 class SettingsError(ValueError):
     """A setting that can't be used; the message names the variable."""
@@ -47,6 +49,9 @@ class Settings:
     shared_codes: frozenset[str] = frozenset()
     metrics_port: int = 8081
     health_port: int = 8080
+    ping_hosts: PingHosts = field(default_factory=PingHosts)  # that `spec.monitoring` may name
+    monitoring_secret: str = "leasedjob-monitoring"
+    metrics_jobs: int = 500  # LeasedJobs with series of their own, at most
     identity: str = "leasedjob-operator"
     pod_concurrency: int = 100  # Pods created at the same time
     database_connections: int = 8
@@ -104,6 +109,12 @@ class Settings:
                 raise SettingsError(f"{name} must be true or false, not {text!r}")
             return text == "true"
 
+        def hosts(name: str) -> PingHosts:
+            try:
+                return PingHosts.parse(listed(name))
+            except ValueError as e:
+                raise SettingsError(f"{name}: {e}") from e
+
         base = cls()
         return cls(
             cluster=read("LEASEDJOB_CLUSTER"),
@@ -126,6 +137,9 @@ class Settings:
             shared_codes=frozenset(parsed("LEASEDJOB_SHARED_CODES", list, [])),
             metrics_port=number("LEASEDJOB_METRICS_PORT", base.metrics_port),
             health_port=number("LEASEDJOB_HEALTH_PORT", base.health_port),
+            ping_hosts=hosts("LEASEDJOB_PING_HOSTS"),
+            monitoring_secret=read("LEASEDJOB_MONITORING_SECRET", base.monitoring_secret),
+            metrics_jobs=number("LEASEDJOB_METRICS_JOBS", base.metrics_jobs),
             identity=read("POD_NAME", base.identity),
             pod_concurrency=number("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
             database_connections=number("LEASEDJOB_DATABASE_CONNECTIONS", base.database_connections),

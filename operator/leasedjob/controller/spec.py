@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 from leasedjob import __version__
 from leasedjob.api.fields import unknown_in_spec
 from leasedjob.api.problem import Problem, Reason, reason_for
-from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
+from leasedjob.api.v1alpha1 import LeasedJobSpec, MonitoringSpec, parse_job
 from leasedjob.controller.cache import Entry
-from leasedjob.controller.model import Policy
+from leasedjob.controller.model import Monitoring, Policy
 from leasedjob.controller.settings import Settings
 from leasedjob.errors import InvalidJobIdentityOptionsError, InvalidScheduleError
 from leasedjob.identity import JobSchedulerType, RunIdentity, job_code
@@ -82,7 +83,7 @@ def derive(entry: Entry, settings: Settings) -> None:
         name=entry.name,
         created_at=entry.created_at,
         schedule_hash=_schedule_hash(parsed),
-        spec_hash=_hash({k: v for k, v in entry.body["spec"].items() if k not in ("suspend", "sidecar")}),
+        spec_hash=_hash({k: v for k, v in entry.body["spec"].items() if k not in ("suspend", "sidecar", "monitoring")}),
         policy=policy.concurrency.value,
         suspended=policy.suspend,
     )
@@ -121,4 +122,12 @@ def policy_of(spec: LeasedJobSpec, code: str) -> Policy:
         exit_zero_on_stop=spec.shutdown.exit_zero_on_stop,
         keep_successful=spec.successful_runs_history_limit,
         keep_failed=spec.failed_runs_history_limit,
+        monitoring=_monitoring(spec.monitoring),
     )
+
+
+def _monitoring(spec: MonitoringSpec | None) -> Monitoring:
+    if spec is None:
+        return Monitoring()
+    grace = None if spec.grace_seconds is None else timedelta(seconds=spec.grace_seconds)
+    return Monitoring(spec.ping_url, spec.ping_url_key, grace)

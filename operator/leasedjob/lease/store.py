@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +21,10 @@ from uuid import UUID
 
 from psycopg.rows import DictRow, args_row, dict_row
 
+from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease import jsonsafe
-from leasedjob.lease.database import Connections, translated, within
+from leasedjob.lease.database import Connections, FaultKind, translated, within
 from leasedjob.lease.rows import (
     DEFAULT_BACKOFF,
     Adoption,
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
     from leasedjob.schedule.due import TickRange
 
+Observer = Callable[[str, float, str], None]
+
 
 class OperatorStore:
     """The operator's side.
@@ -65,14 +69,34 @@ class OperatorStore:
         connection: gives a connection for one statement: a pool's `connection`
             (`database.operator_pool`), or `database.connections(credentials)`.
         timeout: seconds that one statement may take, connecting included; default 30.
+        observe: told of each statement: its name, the seconds that it took, and the FaultKind that it failed with or
+            "". A lock that somebody else holds is no failure.
     """
 
-    def __init__(self, connection: Connections, *, timeout: float = 30.0) -> None:
+    def __init__(self, connection: Connections, *, timeout: float = 30.0, observe: Observer | None = None) -> None:
         self._connection = connection
         self._timeout = timeout
+        self._observe = observe
+
+    @contextlib.contextmanager
+    def _talking(self, name: str) -> Iterator[None]:
+        """Around one statement: its faults are LeasedJob's own, and somebody is told of it."""
+        began, fault = time.monotonic(), ""
+        try:
+            with translated():
+                yield
+        except (DatabaseUnavailableError, DatabaseRefusedError) as e:
+            fault = "" if e.kind == FaultKind.BUSY else str(e.kind)
+            raise
+        except SchemaMissingError:
+            fault = str(FaultKind.MISSING_SCHEMA)
+            raise
+        finally:
+            if self._observe is not None:
+                self._observe(name, time.monotonic() - began, fault)
 
     async def _rows(self, name: str, **parameters: Any) -> list[DictRow]:
-        with translated():
+        with self._talking(name):
             async with (
                 within(self._timeout, self._connection, name) as connection,
                 connection.cursor(row_factory=dict_row) as cursor,
@@ -93,7 +117,7 @@ class OperatorStore:
         """
         from leasedjob.lease.migrate import check_async  # not the sidecar's concern, which starts with every run
 
-        with translated():
+        with self._talking("check_schema"):
             async with within(self._timeout, self._connection, "for its schema") as connection:
                 await check_async(connection)
 
@@ -166,7 +190,7 @@ class OperatorStore:
         return [pruned[r.identity] if r.manual and r.identity in pruned else next(answers) for r in requests]
 
     async def _claim(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-        with translated():
+        with self._talking("claim_runs"):
             async with (
                 within(self._timeout, self._connection, "claim_runs") as connection,
                 connection.cursor(row_factory=args_row(_claim_result)) as cursor,
@@ -271,7 +295,7 @@ class OperatorStore:
         self, cluster: str, uid: str, code: str, *, through: datetime, ticks: int, planned: int
     ) -> None:
         """Remembers the plan of a backfill; nothing if another replica has. `through`: before its first tick."""
-        with translated():
+        with self._talking("begin_backfill"):
             async with within(self._timeout, self._connection, "begin_backfill") as connection:
                 await connection.execute(
                     statement("begin_backfill"),
@@ -449,7 +473,7 @@ class OperatorStore:
         return found
 
     async def take_transitions(
-        self, cluster: str, *, limit: int = 500, apart: timedelta = timedelta(seconds=6)
+        self, cluster: str, *, limit: int = 500, apart: timedelta = timedelta(seconds=7)
     ) -> list[Transition]:
         """What has become of runs that this cluster holds; each is given to one caller, once, in order.
 
