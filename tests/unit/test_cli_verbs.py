@@ -200,6 +200,32 @@ def test_why_about_a_run_key_and_its_reruns(api: FakeApi, call: Call) -> None:
     assert f"Again, by a backfill: Run {TICK}#r1 is Success" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (TICK, f"Ran\nRun {TICK} is Success"),
+        ("2026-07-19T03:00:00Z", "Skipped: the tick 2026-07-19T03:00:00Z was skipped: Overlap"),
+        ("2026-07-21T03:00:00Z", "Pending: it has not come yet"),
+    ],
+)
+def test_who_may_not_ask_the_operator_is_told_what_the_status_knows(
+    api: FakeApi, call: Call, key: str, text: str
+) -> None:
+    api.job(
+        recent_runs=[run_of()],
+        ledger=[ledger("2026-07-19T03:00:00Z", "2026-07-19T03:00:00Z", 1)],
+        next_schedule_time="2026-07-21T03:00:00Z",
+    )
+    forbidden = status(403, "Forbidden", 'leasedjobruns.leasedjob.io is forbidden: User "eve" cannot create resource')
+    api.fail = lambda method, _path: (403, forbidden) if method == "POST" else None
+    result = call("why", "hello", "--at", key)
+    assert result.exit_code == Exit.OK
+    assert result.stdout.startswith(text)
+    assert "by the status alone" in result.stderr
+    unknown = call("why", "hello", "--at", "2026-07-18T03:00:00Z")
+    assert (unknown.exit_code, unknown.stdout) == (Exit.NO_ACCESS, "")
+
+
 def test_nobody_answers_and_nothing_is_left_behind(api: FakeApi, call: Call) -> None:
     api.job()
     result = call("why", "hello", "--at", TICK, "--timeout", "0.3")

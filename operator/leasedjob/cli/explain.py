@@ -173,6 +173,32 @@ def why_not(reason: str) -> str:
     return _WHY_NOT.get(reason, "")
 
 
+def from_status(job: Object, key: str) -> Object | None:
+    """What the status alone says of a run key, in the shape of the operator's answer; None where it says nothing.
+
+    For who may not ask the operator. Of a range only its two ends are surely ticks.
+    """
+    status = job.get("status") or {}
+    run = next((run for run in status.get("recentRuns") or [] if run.get("runKey") == key), None)
+    if run is not None:
+        verdict = {"Pending": "Pending", "Running": "Running", "Retrying": "Retrying"}.get(
+            str(run.get("outcome")), "Ran"
+        )
+        return {"verdict": verdict, "reason": run.get("reason") or run.get("outcome"), "run": run}
+    entry = next((entry for entry in status.get("ledger") or [] if key in (entry.get("from"), entry.get("to"))), None)
+    if entry is not None:
+        return {
+            "verdict": entry.get("kind"),
+            "reason": entry.get("reason"),
+            "message": range_in_words(entry),
+            "tick": key,
+            "range": entry,
+        }
+    if key in (status.get("nextScheduleTimes") or [status.get("nextScheduleTime")]):
+        return {"verdict": "Pending", "reason": "Future", "message": "it has not come yet", "tick": key}
+    return None
+
+
 def explanation_in_words(name: str, explanation: Object, now: datetime) -> list[str]:
     """The operator's answer about one tick or run: the verdict first, then what it rests on."""
     verdict, tick = str(explanation.get("verdict") or ""), explanation.get("tick")
@@ -191,7 +217,7 @@ def explanation_in_words(name: str, explanation: Object, now: datetime) -> list[
         lines.append(f"So far: {', '.join(tries)}.")
     lines += [f"Again, by a backfill: {run_in_words(run, now)}" for run in explanation.get("reruns") or []]
     entry = explanation.get("range") or {}
-    if int(entry.get("count") or 1) > 1:  # of a single tick the message has said all
+    if int(entry.get("count") or 1) > 1 and explanation.get("message") != range_in_words(entry):
         lines.append(f"In the ledger: {range_in_words(entry)}")
     if verdict in ("Skipped", "Missed", "Dropped", "BeforeWatermark") and tick:
         lines.append(f"To run it all the same: kubectl leasedjob run {name} --at {tick}")

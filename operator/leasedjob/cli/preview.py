@@ -32,7 +32,7 @@ _POLICIES: Final = ("RunOnce", "Kubernetes")
 @click.option(
     "--count", type=click.IntRange(1, MAX_COUNT), default=COUNT, metavar="N", help=f"How many; default: {COUNT}."
 )
-@click.option("--zone", metavar="ZONE", help="Zone to show times in; default: the schedule's own.")
+@click.option("--zone", "--tz", "zone", metavar="ZONE", help="Zone to show times in; default: the schedule's own.")
 @click.option("--after", type=Tick(), metavar="TIME", help="Ticks later than this; default: now.")
 @format_option(Format.WIDE, Format.JSON, Format.YAML)
 @click.option("--no-headers", is_flag=True, help="Without the line of headers.")
