@@ -22,7 +22,7 @@ from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
 from leasedjob.controller.status import INSIST_AFTER, StatusWriter, behind, job_status, outcome_of, run_status
 from leasedjob.identity import JobSchedulerType
-from leasedjob.lease.rows import JobSchedulerStatus, Outcome, Run
+from leasedjob.lease.rows import CodeState, JobSchedulerStatus, LedgerEntry, Outcome, Run, Suspension
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 HOUR = 3600.0
@@ -512,3 +512,53 @@ def test_a_time_is_later_or_equal_only() -> None:
     again = shown(b.view(row), b.entry(b.job_body(status=first)))
     assert first["lastSuccessfulTime"] == again["lastSuccessfulTime"] == b.rfc(30)
     assert datetime.fromisoformat(first["lastSuccessfulTime"]) <= b.at(30.7) < b.at(30) + timedelta(seconds=1)
+
+
+class TestTicksThatDidNotRun:
+    @staticmethod
+    def state(*reasons: str, suspension: Suspension | None = None, **counts: int) -> CodeState:
+        entries = tuple(
+            LedgerEntry(
+                code=b.CODE, first=b.at(-n * HOUR), last=b.at(-n * HOUR), count=1, count_is_exact=True, kind="skipped",
+                reason=reason, decided_by="east", decided_at=b.at(-n * HOUR),
+            )
+            for n, reason in enumerate(reasons)
+        )  # fmt: skip
+        return CodeState(
+            code=b.CODE, watermark=b.T0, created_at=b.T0, counts=counts, ledger=entries, suspension=suspension,
+            ledger_through=None, pruned_through=None, registered_uid=None, registered_suspended=None,
+            registered_schedule=None, active_elsewhere=False, db_now=b.T0,
+        )  # fmt: skip
+
+    def test_counts_and_the_latest_ranges_are_shown(self) -> None:
+        entry = b.entry()
+        entry.state = self.state(*["Overlap"] * 12, skipped=20, missed=3)
+        found = shown(b.view(), entry)
+        assert (found["skippedTicks"], found["missedTicks"]) == (20, 3)
+        assert "droppedTicks" not in found
+        assert len(found["ledger"]) == 10
+        assert found["ledger"][0]["from"] == "2026-07-20T03:00:00Z"
+
+    def test_what_another_replica_has_read_since_stays(self) -> None:
+        entry = b.entry()
+        entry.state = self.state("Overlap", skipped=7)
+        newer = shown(b.view(), entry)
+        entry.body = {**entry.body, "status": newer}
+        entry.state = self.state(skipped=6)
+        assert shown(b.view(), entry)["ledger"] == newer["ledger"]
+        assert shown(b.view(), entry)["skippedTicks"] == 7
+        entry.state = None
+        assert shown(b.view(), entry)["skippedTicks"] == 7
+        entry.state = self.state(skipped=7)  # ranges were deleted
+        assert "ledger" not in shown(b.view(), entry)
+
+    def test_a_suspension_after_failures_is_the_reason_of_ready(self) -> None:
+        entry = b.entry()
+        entry.state = self.state(suspension=Suspension(since=b.T0, by="east", runs=3, reason="k: OOMKilled"))
+        found = shown(replace(b.view(), suspended=True), entry)
+        (ready,) = [c for c in found["conditions"] if c["type"] == "Ready"]
+        assert (ready["status"], ready["reason"]) == ("False", "SuspendedAfterFailures")
+        assert "3 failed runs in a row" in ready["message"]
+        assert "k: OOMKilled" in ready["message"]
+        assert "kubectl leasedjob resume" in ready["message"]
+        assert "nextScheduleTimes" not in found

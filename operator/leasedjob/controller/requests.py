@@ -6,25 +6,16 @@ something is one statement with its own condition, so replicas may meet here; ea
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
-from uuid import UUID
 
 from leasedjob.api.fields import unknown_in_run
 from leasedjob.api.v1alpha1 import (
-    MAX_BACKFILL_TICKS,
-    MAX_PLAN,
     MAX_RUNS,
-    BackfillSpec,
-    BackfillStatus,
-    ConcurrencyPolicy,
     LeasedJobRunSpec,
-    PlannedAction,
-    Reprocess,
     RunAction,
     RunPhase,
     RunStatus,
@@ -32,10 +23,12 @@ from leasedjob.api.v1alpha1 import (
 )
 from leasedjob.controller import manual
 from leasedjob.controller.act import Actor
-from leasedjob.controller.backfill import Plan, Planned, TickSpan, decided, runs_of
+from leasedjob.controller.answers import SOON, Answers, Json, Problem
+from leasedjob.controller.backfill import runs_of
+from leasedjob.controller.backfiller import Backfiller
 from leasedjob.controller.cache import Cache, Entry
 from leasedjob.controller.clock import DatabaseClock
-from leasedjob.controller.decide import Claim, which
+from leasedjob.controller.decide import which
 from leasedjob.controller.events import EventReason, Recorder
 from leasedjob.controller.explain import Evidence, explain, tick_of
 from leasedjob.controller.facts import PodFacts
@@ -49,24 +42,16 @@ from leasedjob.lease.database import FaultKind
 from leasedjob.lease.rows import (
     REASON_CANCELLED,
     Asked,
-    BackfillState,
-    BackfillStep,
-    ClaimVerdict,
     CodeState,
-    OverlapRule,
     Passed,
     Released,
     Run,
 )
 from leasedjob.lease.store import OperatorStore
-from leasedjob.schedule import TickReason, Timetable, passed_over
+from leasedjob.schedule import TickReason, passed_over
 
 log = logging.getLogger(__name__)
-Json = Mapping[str, Any]
-SOON: Final = timedelta(milliseconds=300)
-AGAIN: Final = timedelta(seconds=5)  # for what no event tells
 POD_DELETED: Final = "PodDeleted"  # what an audit line says of a Pod that was stopped
-LOOK_AT: Final = 5_000  # ticks of a backfill that need no run, at one look
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +77,22 @@ class Requests:
     ) -> None:
         self._store = store
         self._actor = actor
-        self._status = status
         self._clock = clock
         self._events = events
         self._cluster = cluster
-        self._plans: dict[str, asyncio.Task[Plan]] = {}  # by the uid of what asks
+        self._answers = Answers(status, clock)
+        self._backfiller = Backfiller(store, actor, self._answers, cluster)
 
     async def stop(self) -> None:
         """Gives up what is being planned."""
-        plans, self._plans = self._plans, {}
-        for task in plans.values():
-            task.cancel()
-        await asyncio.gather(*plans.values(), return_exceptions=True)
+        await self._backfiller.stop()
 
     @property
     def _cache(self) -> Cache:
         return self._actor.cache
 
     async def carry_out(
-        self, entry: Entry, view: JobView, state: CodeState | None, problem: tuple[str, str] | None
+        self, entry: Entry, view: JobView, state: CodeState | None, problem: Problem | None
     ) -> datetime | None:
         """Goes on with every request that isn't done; when to look again if nothing happens.
 
@@ -135,20 +117,20 @@ class Requests:
         return wake
 
     async def _one(
-        self, entry: Entry, view: JobView, state: CodeState | None, problem: tuple[str, str] | None, body: Json
+        self, entry: Entry, view: JobView, state: CodeState | None, problem: Problem | None, body: Json
     ) -> timedelta | None:
         spec = parse_run(body)
         if not isinstance(spec, LeasedJobRunSpec):
             message = "; ".join(str(p) for p in spec[:8])
-            return await self._say(body, entry, RunPhase.REFUSED, RequestReason.INVALID_SPEC, message)
+            return await self._answers.say(body, entry, RunPhase.REFUSED, RequestReason.INVALID_SPEC, message)
         if not entry.code:
-            return await self._not_ready(body, entry, problem)
+            return await self._answers.not_ready(body, entry, problem)
         if spec.backfill is not None:
             if spec.cancel:
-                return await self._cancelled_backfill(entry, body)
+                return await self._backfiller.cancelled(entry, body)
             if problem is not None or state is None or view.watermark is None:
-                return await self._not_ready(body, entry, problem)
-            return await self._backfill(entry, view, state, body, spec.backfill)
+                return await self._answers.not_ready(body, entry, problem)
+            return await self._backfiller.go_on(entry, view, state, body, spec.backfill)
         match spec.action:
             case RunAction.EXPLAIN:
                 return await self._explain(entry, view, state, problem, body, spec)
@@ -160,21 +142,6 @@ class Requests:
                 raise AssertionError("carried out as a run")
             case _:
                 assert_never(spec.action)
-
-    async def _not_ready(self, body: Json, entry: Entry, problem: tuple[str, str] | None) -> timedelta | None:
-        message = f"LeasedJob {entry.name} is not Ready" + (f": {problem[1]}" if problem else "")
-        return await self._say(body, entry, RunPhase.PENDING, RequestReason.JOB_NOT_READY, message)
-
-    async def _say(
-        self, body: Json, entry: Entry, phase: RunPhase, reason: str, message: str = "", **facts: Any
-    ) -> timedelta | None:
-        """Writes the status, if it says something new. Looks again soon where somebody else has written meanwhile."""
-        facts.setdefault("code", entry.code or None)
-        status = manual.answer(body, phase, reason, message, self._clock.now(), facts)
-        settled = await self._status.write_answer(body, status)
-        if phase in manual.FINAL:
-            return None if settled else SOON
-        return AGAIN
 
     def _asked(self, entry: Entry, body: Json, spec: LeasedJobRunSpec) -> Asked:
         meta = body["metadata"]
@@ -225,13 +192,13 @@ class Requests:
         entry: Entry,
         view: JobView,
         state: CodeState | None,
-        problem: tuple[str, str] | None,
+        problem: Problem | None,
         body: Json,
         spec: LeasedJobRunSpec,
     ) -> timedelta | None:
         about = self._about(entry, view, spec)
         if isinstance(about, str):
-            return await self._say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
+            return await self._answers.say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
         run = await self._row(about.lock_key)
         reruns: Sequence[RunStatus] = ()
         ledger = None
@@ -257,7 +224,7 @@ class Requests:
         )
         facts = {"explanation": explanation, "run_key": about.run_key}
         message = f"{explanation.verdict}: {explanation.message}"
-        return await self._say(body, entry, RunPhase.SUCCEEDED, RepairReason.EXPLAINED, message, **facts)
+        return await self._answers.say(body, entry, RunPhase.SUCCEEDED, RepairReason.EXPLAINED, message, **facts)
 
     def _shown(self, view: JobView, run: Run) -> RunStatus:
         return run_status(run, self._pod(view, run))
@@ -272,7 +239,7 @@ class Requests:
             spec = spec.model_copy(update={"tick": None, "run_key": before["runKey"] or None})
         about = self._about(entry, view, spec)
         if isinstance(about, str):
-            return await self._say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
+            return await self._answers.say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
         asked = self._asked(entry, body, spec)
         run = await self._row(about.lock_key)
         seen = Observed(self._clock.now(), self._cluster, run, self._pod(view, run), before, force=spec.force is True)
@@ -283,7 +250,7 @@ class Requests:
             facts["attempt"] = before.get("attempt") or run.attempt
             facts["holder"] = run.holder or run.cluster or None
         if isinstance(found, Answer):
-            return await self._say(body, entry, found.phase, found.reason, found.message, **facts)
+            return await self._answers.say(body, entry, found.phase, found.reason, found.message, **facts)
         assert run is not None
         phase, reason, message = RunPhase.RUNNING, RepairReason.STOPPING, ""
         match found:
@@ -312,7 +279,7 @@ class Requests:
                 assert_never(found)
         self._tell(entry, found, spec, f"{message}; asked for by LeasedJobRun {body['metadata']['name']}")
         entry.doubtful.add(run.id)
-        again = await self._say(body, entry, phase, reason, message, **facts)
+        again = await self._answers.say(body, entry, phase, reason, message, **facts)
         self._cache.changed(entry.key)
         return again
 
@@ -359,16 +326,16 @@ class Requests:
         entry: Entry,
         view: JobView,
         state: CodeState | None,
-        problem: tuple[str, str] | None,
+        problem: Problem | None,
         body: Json,
         spec: LeasedJobRunSpec,
     ) -> timedelta | None:
         also = "; spec.suspend is true: that stays" if view.policy.suspend and entry.policy else ""
         if state is None or entry.policy is None or problem is not None:
-            return await self._not_ready(body, entry, problem)
+            return await self._answers.not_ready(body, entry, problem)
         if state.suspension is None:
             text = f"the schedule was not suspended after failures{also}"
-            return await self._say(body, entry, RunPhase.SUCCEEDED, RepairReason.NOT_SUSPENDED, text)
+            return await self._answers.say(body, entry, RunPhase.SUCCEEDED, RepairReason.NOT_SUSPENDED, text)
         now = self._clock.now()
         schedule = entry.policy.schedule
         ranges = passed_over(schedule, state.watermark, now, TickReason.SuspendedAfterFailures) if schedule else ()
@@ -386,244 +353,4 @@ class Requests:
             why = f" ({spec.reason})" if spec.reason else ""
             self._events.record(entry.body, EventReason.SCHEDULE_RESUMED, text + why, once=body["metadata"]["uid"])
         self._cache.changed(entry.key)
-        return await self._say(body, entry, RunPhase.SUCCEEDED, RepairReason.RESUMED, text)
-
-    # --- backfill ----------------------------------------------------------------------------------------------------
-
-    async def _backfill(
-        self, entry: Entry, view: JobView, state: CodeState, body: Json, spec: BackfillSpec
-    ) -> timedelta | None:
-        schedule, uid = view.policy.schedule, body["metadata"]["uid"]
-        progress = await self._store.look_at_backfill(uid)
-        if progress is None:
-            refused = self._refusal(view, spec)
-            if refused is not None:
-                return await self._say(body, entry, RunPhase.REFUSED, *refused)
-        assert schedule is not None
-        span = TickSpan.of(spec)
-        if progress is None:
-            plan = self._planned(uid, entry, schedule, span, spec, state)
-            if plan is None:
-                return await self._say(body, entry, RunPhase.PENDING, RequestReason.PLANNING, "its ticks are looked up")
-            if plan.ticks > MAX_BACKFILL_TICKS:
-                text = f"spec.backfill: more than {MAX_BACKFILL_TICKS} ticks; ask for them in parts"
-                return await self._say(body, entry, RunPhase.REFUSED, RequestReason.TOO_MANY_TICKS, text)
-            counts = BackfillStatus(
-                ticks=plan.ticks,
-                planned=plan.to_run,
-                running=0,
-                succeeded=0,
-                failed=0,
-                skipped=plan.ticks - plan.to_run,
-            )
-            if spec.dry_run:
-                counts = counts.model_copy(update={"plan": plan.first})
-                text = f"{plan.to_run} of {plan.ticks} ticks would run"
-                return await self._say(body, entry, RunPhase.SUCCEEDED, RequestReason.PLANNED, text, backfill=counts)
-            await self._store.begin_backfill(
-                self._cluster, uid, entry.code, through=span.start, ticks=plan.ticks, planned=plan.to_run
-            )
-            text = f"{plan.to_run} of {plan.ticks} ticks from {spec.from_} to {spec.to} are to run"
-            self._events.record(
-                entry.body, EventReason.BACKFILL_STARTED, f"{text}: {body['metadata']['name']}", once=uid
-            )
-            progress = await self._store.look_at_backfill(uid)
-            assert progress is not None
-        waits = await self._go_on(entry, view, state, body, spec, span, progress)
-        progress = await self._store.look_at_backfill(uid) or progress
-        return await self._tell_progress(entry, body, schedule, span, progress, waits)
-
-    def _refusal(self, view: JobView, spec: BackfillSpec) -> tuple[RequestReason, str] | None:
-        """Why a backfill never begins, as reason and message."""
-        schedule, span = view.policy.schedule, TickSpan.of(spec)
-        if schedule is None:
-            return RequestReason.NOT_A_TICK, "spec.backfill: a LeasedJob of type Initial has no ticks"
-        if span.last > view.now:
-            return RequestReason.TICK_IN_THE_FUTURE, f"spec.backfill.to: {spec.to} has not come yet"
-        return None
-
-    def _planned(
-        self, uid: str, entry: Entry, schedule: Timetable, span: TickSpan, spec: BackfillSpec, state: CodeState
-    ) -> Plan | None:
-        """The plan, or None while it is being made: that may take seconds, and no due tick waits for it."""
-        task = self._plans.get(uid)
-        if task is None:
-            task = asyncio.create_task(self._plan(entry, schedule, span, spec, state), name=f"plan {uid}")
-            self._plans[uid] = task
-            task.add_done_callback(lambda _: self._cache.changed(entry.key))
-        if not task.done():
-            return None
-        del self._plans[uid]
-        return task.result()
-
-    async def _plan(
-        self, entry: Entry, schedule: Timetable, span: TickSpan, spec: BackfillSpec, state: CodeState
-    ) -> Plan:
-        plan = Plan()
-        plan.ticks = await asyncio.to_thread(span.count, schedule, MAX_BACKFILL_TICKS)
-        if plan.ticks > MAX_BACKFILL_TICKS:
-            return plan
-        ticks = span.ticks(schedule, span.start)
-        async for found in decided(self._store, self._cluster, entry.code, ticks, spec.reprocess, state.pruned_through):
-            plan.to_run += found.action is not PlannedAction.SKIP
-            if len(plan.first) < MAX_PLAN:
-                plan.first.append(found.shown())
-        return plan
-
-    async def _go_on(
-        self,
-        entry: Entry,
-        view: JobView,
-        state: CodeState,
-        body: Json,
-        spec: BackfillSpec,
-        span: TickSpan,
-        progress: BackfillState,
-    ) -> str:
-        """Starts as many runs as may be active; why no more are started, "" if that is all."""
-        assert view.policy.schedule is not None
-        uid, at, skipped, looked = body["metadata"]["uid"], progress.through, 0, 0
-        room = spec.max_active - len(progress.active)
-        if room <= 0:
-            return ""
-        ticks = span.ticks(view.policy.schedule, at)
-        page = 500 if spec.reprocess is Reprocess.NONE else 100
-        passed: datetime | None = None
-        async for found in decided(
-            self._store, self._cluster, entry.code, ticks, spec.reprocess, state.pruned_through, page=page
-        ):
-            if found.action is PlannedAction.SKIP:
-                passed, skipped, looked = found.tick, skipped + 1, looked + 1
-                if looked >= LOOK_AT:
-                    break
-                continue
-            step, why = await self._start(entry, view, uid, spec, found, at, skipped)
-            if step is not BackfillStep.ASKED or why:
-                return why
-            at, skipped, passed, room = found.tick, 0, None, room - 1
-            if room <= 0:
-                return ""
-        if passed is not None:
-            await self._store.step_backfill(
-                self._cluster, uid, after=at, through=passed, skipped=skipped, limit=spec.max_active, request=None
-            )
-        return ""
-
-    async def _start(
-        self,
-        entry: Entry,
-        view: JobView,
-        uid: str,
-        spec: BackfillSpec,
-        found: Planned,
-        after: datetime,
-        skipped: int,
-    ) -> tuple[BackfillStep, str]:
-        """Asks for one run; what became of that, and why it has to wait, if it has."""
-        alone = view.policy.concurrency is not ConcurrencyPolicy.ALLOW or entry.spec_differs
-        action = Claim(
-            JobSchedulerType.SCHEDULE,
-            found.run_key,
-            found.tick,
-            OverlapRule.WAIT if alone else OverlapRule.ALLOW,
-            manual=True,
-        )
-        request = self._actor.request_for(entry, view, action, reopen=found.action is PlannedAction.RETRY)
-        step, result = await self._store.step_backfill(
-            self._cluster,
-            uid,
-            after=after,
-            through=found.tick,
-            skipped=skipped,
-            limit=spec.max_active,
-            request=request,
-        )
-        if step is not BackfillStep.ASKED or result is None:
-            return step, ""
-        self._actor.metrics.claims.labels(result.verdict.value).inc()
-        match result.verdict:
-            case ClaimVerdict.CLAIMED:
-                assert result.id is not None
-                # Crash window: claim committed, Pod not created. Another replica finds the claim and launches it.
-                await self._actor.launch_claimed(entry, view, action, request.identity, result)
-                entry.doubtful.add(result.id)
-                return step, ""
-            case ClaimVerdict.OVERLAP_WAIT:
-                return step, f"{found.run_key}: another run of this job is active"
-            case ClaimVerdict.UNREGISTERED:
-                entry.registered = None
-                return step, "the LeasedJob is being registered"
-            case _:
-                return step, f"{found.run_key}: {result.verdict}"
-
-    async def _tell_progress(
-        self,
-        entry: Entry,
-        body: Json,
-        schedule: Timetable,
-        span: TickSpan,
-        progress: BackfillState,
-        waits: str,
-    ) -> timedelta | None:
-        done = not progress.active and next(span.ticks(schedule, progress.through), None) is None
-        counts = _counts(progress)
-        ended = progress.succeeded + progress.failed
-        text = f"{ended} of {ended + len(progress.active) + _left(progress)} runs have ended, {progress.failed} failed"
-        if not done:
-            running = bool(progress.active) or not waits
-            phase = RunPhase.RUNNING if running else RunPhase.PENDING
-            reason = RequestReason.BACKFILLING if running else RequestReason.OVERLAP
-            again = await self._say(body, entry, phase, reason, waits or text, backfill=counts)
-            return SOON if again == SOON or (not progress.active and not waits) else AGAIN
-        good = progress.failed == 0
-        phase = RunPhase.SUCCEEDED if good else RunPhase.FAILED
-        reason = RequestReason.COMPLETED if good else RequestReason.RUNS_FAILED
-        text = (
-            f"{progress.succeeded} runs succeeded, {progress.failed} failed, {progress.skipped} ticks were left alone"
-        )
-        self._events.record(
-            entry.body,
-            EventReason.BACKFILL_ENDED,
-            f"{body['metadata']['name']}: {text}",
-            warning=not good,
-            once=body["metadata"]["uid"],
-        )
-        return await self._say(body, entry, phase, reason, text, backfill=counts)
-
-    async def _cancelled_backfill(self, entry: Entry, body: Json) -> timedelta | None:
-        """No further run begins; those that are active are stopped, and it is over when they have ended."""
-        progress = await self._store.look_at_backfill(body["metadata"]["uid"])
-        if progress is None:
-            return await self._say(
-                body, entry, RunPhase.CANCELLED, RequestReason.CANCELLED, "cancelled before it began"
-            )
-        ids: list[UUID] = [id for id, _ in progress.active]
-        if ids:
-            await self._store.request_stop(ids, reason=REASON_CANCELLED)
-            entry.doubtful.update(ids)
-            self._cache.changed(entry.key)
-            text = f"{len(ids)} active runs are to stop"
-            await self._say(body, entry, RunPhase.RUNNING, RepairReason.STOPPING, text, backfill=_counts(progress))
-            return AGAIN
-        text = f"{progress.succeeded + progress.failed} of {progress.planned} runs had begun"
-        return await self._say(
-            body, entry, RunPhase.CANCELLED, RequestReason.CANCELLED, text, backfill=_counts(progress)
-        )
-
-
-def _left(progress: BackfillState) -> int:
-    """Runs of the plan that have not begun."""
-    return max(0, progress.planned - progress.succeeded - progress.failed - len(progress.active))
-
-
-def _counts(progress: BackfillState) -> BackfillStatus:
-    return BackfillStatus(
-        ticks=progress.ticks,
-        planned=progress.planned,
-        running=len(progress.active),
-        succeeded=progress.succeeded,
-        failed=progress.failed,
-        skipped=progress.skipped,
-        through=progress.through.astimezone(UTC),
-        current=[key for _, key in progress.active][:MAX_RUNS],
-    )
+        return await self._answers.say(body, entry, RunPhase.SUCCEEDED, RepairReason.RESUMED, text)
