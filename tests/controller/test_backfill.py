@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from kubernetes import client
 
 from leasedjob import protocol
 from leasedjob.protocol import GROUP, VERSION
@@ -26,6 +27,10 @@ LAST = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=12)
 def daily() -> str:
     """A daily schedule that doesn't fire while a test runs."""
     return f"{LAST.minute} {LAST.hour} * * *"
+
+
+# Leases that a busy machine can hold: nobody beats here.
+DAILY = {"schedule": daily(), "lease": {"durationSeconds": 900}}
 
 
 def ticks(count: int) -> list[datetime]:
@@ -108,7 +113,7 @@ def at_once(rows: list[dict[str, Any]]) -> int:
 
 
 def test_thirty_ticks_two_at_a_time_across_two_operators_one_of_which_dies(bench: Bench) -> None:
-    bench.apply("job", schedule=daily(), concurrencyPolicy="Allow")
+    bench.apply("job", **DAILY, concurrencyPolicy="Allow")
     first, _ = bench.operator("op-1"), bench.operator("op-2")
     asked = ticks(30)
     with node(bench):
@@ -134,7 +139,7 @@ def test_thirty_ticks_two_at_a_time_across_two_operators_one_of_which_dies(bench
 
 
 def test_what_is_run_again_and_with_which_key(bench: Bench) -> None:
-    bench.apply("job", schedule=daily(), concurrencyPolicy="Allow")
+    bench.apply("job", **DAILY, concurrencyPolicy="Allow")
     bench.operator()
     good, bad, absent = ticks(3)
     with node(bench, lambda pod: 1 if run_key(pod) == key(bad) else 0):
@@ -171,7 +176,7 @@ def test_what_is_run_again_and_with_which_key(bench: Bench) -> None:
 
 
 def test_forbid_runs_one_at_a_time_and_a_cancel_stops_it(bench: Bench) -> None:
-    bench.apply("job", schedule=daily())
+    bench.apply("job", **DAILY)
     bench.operator()
     asked = ticks(5)
     with node(bench, lambda pod: 0 if run_key(pod) == key(asked[0]) else None):
@@ -197,7 +202,7 @@ def test_forbid_runs_one_at_a_time_and_a_cancel_stops_it(bench: Bench) -> None:
 
 
 def test_a_backfill_whose_object_is_deleted_begins_no_further_run(bench: Bench) -> None:
-    bench.apply("job", schedule=daily(), concurrencyPolicy="Allow")
+    bench.apply("job", **DAILY, concurrencyPolicy="Allow")
     bench.operator()
     asked = ticks(4)
     with node(bench, lambda _: None):
@@ -233,7 +238,7 @@ def test_what_is_refused(bench: Bench, spec: dict[str, Any], reason: str, says: 
 
 
 def test_ticks_whose_records_were_deleted_are_left_and_counted(bench: Bench) -> None:
-    bench.apply("job", schedule=daily(), concurrencyPolicy="Allow")
+    bench.apply("job", **DAILY, concurrencyPolicy="Allow")
     bench.operator()
     asked = ticks(4)
     wait_until("it is registered", lambda: bench.sql("SELECT code FROM leasedjob.job_code"), 60)
@@ -275,3 +280,36 @@ def test_twenty_thousand_ticks_that_have_run_are_passed_over_and_the_object_stay
     assert status["backfill"]["ticks"] == 20_000
     assert (status["backfill"]["skipped"], status["backfill"]["succeeded"]) == (19_999, 1)
     assert len(json.dumps(bench.run(run))) < 6000
+
+
+def test_what_the_api_server_refuses_names_its_field(bench: Bench) -> None:
+    """No operator is needed for it; and what is said once stays said."""
+    month = {"from": "2026-07-01T00:00:00Z", "to": "2026-07-31T00:00:00Z"}
+    tick = month["to"]
+    for spec, field in (
+        ({"action": "Delete"}, "spec.action"),
+        ({"backfill": {"from": tick}}, "spec.backfill.to"),
+        ({"backfill": {**month, "from": "yesterday"}}, "spec.backfill.from"),
+        ({"backfill": {"from": tick, "to": month["from"]}}, "spec.backfill.to"),
+        ({"backfill": {**month, "maxActive": 101}}, "spec.backfill.maxActive"),
+        ({"backfill": {**month, "reprocess": "failed"}}, "spec.backfill.reprocess"),
+        ({"backfill": month, "tick": tick}, "spec.backfill"),
+        ({"backfill": month, "action": "Explain"}, "spec.backfill"),
+        ({"runKey": f"{tick}#r1"}, "spec.runKey"),
+        ({"action": "Cancel", "runKey": "k", "tick": tick}, "spec.runKey"),
+        ({"action": "Resume", "tick": tick}, "spec.tick"),
+        ({"action": "Cancel", "tick": tick, "force": True}, "spec.force"),
+        ({"action": "Release", "cancel": True}, "spec.cancel"),
+    ):
+        with pytest.raises(client.ApiException) as refused:
+            ask(bench, "job", **spec)
+        assert refused.value.status == 422, spec
+        causes = json.loads(refused.value.body)["details"]["causes"]
+        assert field in [cause["field"] for cause in causes], (spec, causes)
+    run = ask(bench, "job", backfill=month)
+    for change in ({"backfill": {**month, "maxActive": 3}}, {"action": "Explain"}, {"backfill": None}):
+        with pytest.raises(client.ApiException):
+            bench.custom.patch_namespaced_custom_object(
+                GROUP, VERSION, bench.namespace, "leasedjobruns", run, {"spec": change}
+            )
+    bench.cancel(run)

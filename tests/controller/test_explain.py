@@ -38,7 +38,7 @@ def set_watermark(bench: Bench, code: str, to: datetime) -> None:
 
 
 def test_the_kinds_of_an_answer(bench: Bench) -> None:
-    bench.apply("job", schedule=daily(), backoffLimit=1)
+    bench.apply("job", schedule=daily(), backoffLimit=1, lease={"durationSeconds": 900})
     operator = bench.operator()
     code = registered(bench, "job")
     ran, failed, skipped, missed, held = ticks(5)
@@ -226,7 +226,7 @@ def test_failures_suspend_the_schedule_in_both_clusters_and_a_resume_ends_it_in_
 
 
 def test_a_run_of_the_schedule_is_cancelled_by_name(bench: Bench) -> None:
-    bench.apply("job", schedule="* * * * *")
+    bench.apply("job", schedule="* * * * *", lease={"durationSeconds": 900})
     bench.operator()
     kubelet = Kubelet(bench, bench.pod_for("job", seconds=120))
     kubelet.run()
@@ -258,7 +258,7 @@ def test_a_run_of_the_schedule_is_cancelled_by_name(bench: Bench) -> None:
 
 
 def test_release_stops_the_pod_and_the_run_goes_on(bench: Bench) -> None:
-    bench.apply("job", schedule=daily())
+    bench.apply("job", schedule=daily(), lease={"durationSeconds": 900})
     for number in (1, 2):
         bench.operator(f"op-{number}")
     (tick,) = ticks(1)
@@ -319,7 +319,7 @@ def test_release_by_force_ends_the_lease_at_once(bench: Bench) -> None:
 
 def test_a_person_s_run_costs_the_schedule_no_tick(bench: Bench) -> None:
     """Under Forbid a tick that comes while only such runs are active waits for them instead of being skipped."""
-    bench.apply("job", schedule="* * * * *")
+    bench.apply("job", schedule="* * * * *", lease={"durationSeconds": 900})
     bench.operator()
     code = registered(bench, "job")
     run = ask(bench, "job")
