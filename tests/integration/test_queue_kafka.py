@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, NoOffsetForPartitionError
 from tests.queues import KafkaBroker, free_port, kafka_jars, need
 
 from leasedjob.workload import DrainingError, Phase, ShutdownState
@@ -355,6 +355,20 @@ async def test_a_long_record_may_give_up_by_itself_and_comes_again(
     assert await rest(kafka_servers, topic) == [0]
 
 
+async def test_a_consumer_that_can_not_go_on_ends_the_program(
+    kafka_servers: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = ShutdownState()
+    options = {"auto_offset_reset": "none"}  # and no offset was ever committed
+    consumer = KafkaConsumer([topic], print, state, group_id=topic, servers=kafka_servers, options=options)
+    await consumer.start()
+    async with asyncio.timeout(LONG):
+        assert (await state).startswith(f"consumer {topic} has failed: NoOffsetForPartitionError")
+    assert "consuming has ended" in caplog.text
+    with pytest.raises(NoOffsetForPartitionError):
+        await consumer.stop()
+
+
 # --- keys ---
 
 
@@ -442,6 +456,15 @@ async def test_where_kafka_is_away_the_phase_is_cut_and_named_and_the_record_com
         consumer = run.python(DOWN, {"SERVERS": broker.servers})
         await asyncio.to_thread(consumer.line, "begun")
         broker.freeze()
+        state = ShutdownState()
+        early = KafkaConsumer(["down"], print, state, group_id="early", servers=broker.servers)
+        starting = asyncio.create_task(early.start())
+        await asyncio.sleep(0.1)
+        assert not starting.done()
+        state.begin("SIGTERM")
+        await early.stop()
+        with pytest.raises(DrainingError, match="consumer early is not to be started: SIGTERM"):
+            await starting
         late = asyncio.create_task(sending.send("down", b"2", idempotency_key="item/2"))
         consumer.signal(signal.SIGTERM)
         assert await asyncio.to_thread(consumer.wait) == 0, consumer.err

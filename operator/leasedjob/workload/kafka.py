@@ -49,6 +49,7 @@ TYPE_HEADER: Final = "type"
 POLL_SECONDS: Final = 0.5
 LOOK_SECONDS: Final = 0.1
 AGAIN_SECONDS: Final = 1.0  # until a fault of Kafka's is tried again
+GIVE_UP_SECONDS: Final = 5.0  # for the end of a start that a stop has met
 LONGEST_SECONDS: Final = 30.0  # between two tries of one record
 RECORDS: Final = 100  # of one partition at a time
 COMMIT_SECONDS: Final = 1.0
@@ -148,6 +149,7 @@ class KafkaConsumer:
         self._polling: asyncio.Task[None] | None = None
         self._batches: dict[Any, _Batch] = {}  # partition -> what is worked on
         self._ending = asyncio.Event()
+        self._starting = asyncio.Lock()
         self._leaving = self._joined = False
         self._error: Exception | None = None
         self._forget: Callable[[], None] = lambda: None
@@ -158,23 +160,35 @@ class KafkaConsumer:
         Raises:
             aiokafka.errors.KafkaConnectionError: no server answers.
             RuntimeError: it was started before.
-            DrainingError: a stop has begun.
+            DrainingError: a stop has begun, before or meanwhile.
         """
         if self._consumer is not None:
             raise RuntimeError(f"{self.name} was started before")
         if self._state.is_draining():
             raise DrainingError(f"{self.name} is not to be started: {self._state.reason}")
         loop = asyncio.get_running_loop()
-        consumer = AIOKafkaConsumer(**self._options)
-        consumer.subscribe(topics=self._topics, listener=_Listener(self))
-        try:
-            await consumer.start()
-        except BaseException:
-            await consumer.stop()
-            raise
-        self._consumer = consumer
-        self._polling = loop.create_task(self._poll(), name=f"{self.name}: polling")
         self._forget = self._state.signal.call(lambda: loop.call_soon_threadsafe(self._end))
+        async with self._starting:
+            consumer = AIOKafkaConsumer(**self._options)
+            consumer.subscribe(topics=self._topics, listener=_Listener(self))
+            joining = loop.create_task(consumer.start())
+            ending = loop.create_task(self._ending.wait())
+            try:
+                await asyncio.wait([joining, ending], return_when=asyncio.FIRST_COMPLETED)
+                if self._ending.is_set():
+                    raise DrainingError(f"{self.name} is not to be started: {self._state.reason}")
+                await joining
+            except BaseException:
+                joining.cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GIVE_UP_SECONDS):
+                        await asyncio.gather(joining, return_exceptions=True)
+                        await consumer.stop()
+                raise
+            finally:
+                ending.cancel()
+            self._consumer = consumer
+            self._polling = loop.create_task(self._poll(), name=f"{self.name}: polling")
 
     async def stop(self) -> None:
         """Finishes the records in hand, commits what was processed, and leaves the group.
@@ -184,6 +198,8 @@ class KafkaConsumer:
         """
         self._forget()
         self._end()
+        async with self._starting:
+            pass
         if self._consumer is None:
             return
         if self._polling is not None:
@@ -394,6 +410,7 @@ class KafkaProducer:
         self.name = name
         self._options = {**(options or {}), "bootstrap_servers": servers, "acks": "all", "enable_idempotence": True}
         self._producer: Any = None
+        self._starting = asyncio.Lock()
         self._sending: dict[object, str] = {}
 
     async def start(self) -> None:
@@ -402,13 +419,14 @@ class KafkaProducer:
         Raises:
             aiokafka.errors.KafkaConnectionError: no server answers.
         """
-        producer = AIOKafkaProducer(**self._options)
-        try:
-            await producer.start()
-        except BaseException:
-            await producer.stop()
-            raise
-        self._producer = producer
+        async with self._starting:
+            producer = AIOKafkaProducer(**self._options)
+            try:
+                await producer.start()
+            except BaseException:
+                await producer.stop()
+                raise
+            self._producer = producer
 
     async def send(
         self,
@@ -450,8 +468,9 @@ class KafkaProducer:
 
     async def stop(self) -> None:
         """Sends what waits, and closes the connections."""
-        if self._producer is not None:
-            await self._producer.stop()
+        async with self._starting:  # a start that is under way ends first
+            if self._producer is not None:
+                await self._producer.stop()
 
     def in_hand(self) -> Sequence[str]:
         """What isn't acknowledged yet."""
