@@ -1,5 +1,5 @@
-"""`leasedjob`: the program. Verbs for the database are in `leasedjob.cli`, those around a command in
-`leasedjob.workload`; each starts without the other."""
+"""`leasedjob`: the program. Verbs for LeasedJob's database are in `leasedjob.cli`, those around a command
+and of an application's outbox in `leasedjob.workload`; each starts without the others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ AROUND_A_COMMAND: Final = {
     "exec": "run a command in a run's Pod: signals, children, report (exec -- COMMAND...)",
     "run-exclusive": "run a command on one of many hosts, under a lease (run-exclusive ... -- COMMAND...)",
 }
+OF_THE_OUTBOX: Final = {"outbox": "look after an application's outbox (install, status, parked, retry)"}
 
 
 def main() -> None:
@@ -30,9 +31,13 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # threads may be stuck in a call; nothing is left to be done for them
+    if words[:1] and words[0] in OF_THE_OUTBOX:
+        from leasedjob.workload.outbox import verb
+
+        sys.exit(verb.main(words[1:]))
     from leasedjob.cli import leasedjob
 
-    leasedjob.main(AROUND_A_COMMAND)
+    leasedjob.main({**AROUND_A_COMMAND, **OF_THE_OUTBOX})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
     ├── DatabaseUnavailableError                             a passing fault: try again
     ├── DatabaseRefusedError                                 a fault of configuration: a person has to act
     ├── SchemaMissingError                                   the schema is absent or too old: `leasedjob migrate`
+    │   └── OutboxMissingError                               the table of the outbox is: `leasedjob outbox install`
     ├── InvalidShutdownBudgetError       (also ValueError)   a caller's mistake: stopping can't fit into its budget
     ├── RunNotAcquiredError                                  somebody else has the run, or it has succeeded
     ├── OutcomeRefusedError                                  another outcome came first, or this one can't be stored
@@ -103,6 +104,17 @@ class SchemaMissingError(LeasedJobError):
     def __init__(self, detail: str = "") -> None:
         super().__init__(
             "the database has no current LeasedJob schema: run `leasedjob migrate`" + (f" ({detail})" if detail else "")
+        )
+
+
+class OutboxMissingError(SchemaMissingError):
+    """The database lacks the table `leasedjob_outbox`, on the search path."""
+
+    def __init__(self, detail: str = "") -> None:
+        LeasedJobError.__init__(
+            self,
+            "there is no outbox in this database: call install_outbox, or `leasedjob outbox install`"
+            + (f" ({detail})" if detail else ""),
         )
 
 

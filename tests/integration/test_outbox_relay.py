@@ -15,7 +15,12 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from leasedjob.errors import DatabaseUnavailableError, MessageRefusedError, PublisherUnavailableError
+from leasedjob.errors import (
+    DatabaseUnavailableError,
+    MessageRefusedError,
+    OutboxMissingError,
+    PublisherUnavailableError,
+)
 from leasedjob.workload import (
     CallablePublisher,
     GracefulShutdown,
@@ -509,18 +514,22 @@ class TestTheDatabase:
     async def test_flush_says_what_is_wrong(self, outbox: Outbox, sink: Sink) -> None:
         with pytest.raises(DatabaseUnavailableError):
             await OutboxRelay("host=127.0.0.1 port=1", sink).flush()
+        outbox.connection.execute("DROP TABLE leasedjob_outbox")
+        with pytest.raises(OutboxMissingError, match="leasedjob outbox install"):
+            await OutboxRelay(outbox.dsn, sink).flush()
 
     async def test_without_the_table_it_says_so_once_and_waits_for_it(
         self, empty_database: Database, sink: Sink, caplog: pytest.LogCaptureFixture
     ) -> None:
         relay = OutboxRelay(empty_database.dsn, sink, interval=0.01)
         relay.start()
-        await until(lambda: "the outbox is not installed in this database (install_outbox)" in caplog.text)
+        missing = "there is no outbox in this database: call install_outbox, or `leasedjob outbox install` (relation"
+        await until(lambda: missing in caplog.text)
         outbox = Outbox(empty_database)
         outbox.put("a")
         await until(lambda: sink.taken == ["a"])
         await relay.stop()
-        assert caplog.text.count("is not installed") == 1
+        assert caplog.text.count("there is no outbox") == 1
 
     @pytest.mark.parametrize("autocommit", [True, False])
     async def test_connections_of_a_pool_whatever_they_are_set_to(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from leasedjob.cli.exits import Exit
 from leasedjob.cli.kubectl import plugin
 from leasedjob.lease import retention
 from leasedjob.workload import verbs
+from leasedjob.workload.outbox import verb as outbox
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 PLUGIN, PROGRAM = PAGE.split("\n## leasedjob\n")
@@ -80,3 +82,15 @@ def test_the_verbs_around_a_command() -> None:
         verbs.EXIT_NO_LEASE,
         verbs.EXIT_USAGE,
     ]
+
+
+def test_the_outbox() -> None:
+    assert list(program.OF_THE_OUTBOX) == [outbox.VERB]
+    text = section(PROGRAM, outbox.VERB)
+    assert codes(text) == [0, outbox.EXIT_USAGE, outbox.EXIT_DATABASE, outbox.EXIT_FAILED]
+    (verbs_of_it,) = (action for action in outbox.parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for name, parser in verbs_of_it.choices.items():
+        assert f"| `{name}` |" in text
+        assert name in program.OF_THE_OUTBOX[outbox.VERB]
+        for flag in (flag for action in parser._actions for flag in action.option_strings if len(flag) > 2):
+            assert flag == "--help" or flag in text, f"{name}: {flag}"

@@ -150,7 +150,7 @@ class OutboxRelay:
         draining has begun; for a program that does this at times, and for tests.
 
         Raises:
-            DatabaseUnavailableError, DatabaseRefusedError, SchemaMissingError.
+            DatabaseUnavailableError, DatabaseRefusedError, OutboxMissingError.
         """
         return await self._begin().flush()
 

@@ -7,10 +7,10 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from leasedjob.errors import LeasedJobError, SchemaMissingError
+from leasedjob.errors import LeasedJobError, OutboxMissingError, SchemaMissingError
 from leasedjob.lease.database import Connections, Credentials, Pool, translated, within
 from leasedjob.workload.abort import AbortSignal
 from leasedjob.workload.metrics import OutboxMetrics
@@ -138,7 +138,7 @@ class Running:
         """One transaction: claim, publish, mark, commit."""
         batch: Batch | None = None
         try:
-            with translated():
+            with asked():
                 async with source() as connection, _rolled_back(connection):
                     async with _talking(connection, "claim"):
                         messages = await self._claim(connection)
@@ -185,7 +185,7 @@ class Running:
     async def _measure(self, source: Connections) -> None:
         if not self._metrics.wanted or time.monotonic() < self._status_at:
             return
-        with translated():
+        with asked():
             async with source() as connection, _talking(connection, "measure"):
                 self._metrics.seen(await outbox_status(connection, self._settings.topics))
                 await connection.commit()
@@ -194,12 +194,23 @@ class Running:
     async def _prune(self, source: Connections) -> None:
         if self._settings.retention is None or time.monotonic() < self._prune_at:
             return
-        with translated():
+        with asked():
             async with source() as connection, _talking(connection, "prune"):
                 pruned = await prune_outbox(connection, self._settings.retention, limit=PRUNE_ROWS)
                 await connection.commit()
         if pruned < PRUNE_ROWS:
             self._prune_at = time.monotonic() + PRUNE_SECONDS
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[None]:
+    """The database's faults as this package's exceptions."""
+    try:
+        with translated():
+            yield
+    except SchemaMissingError as error:
+        detail = str(error.__cause__ or "").partition("\n")[0]
+        raise OutboxMissingError(detail) from error.__cause__
 
 
 def _from_anywhere(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> Callable[[], None]:
@@ -231,9 +242,7 @@ def _complain(name: str, error: Exception, faults: int, pause: float) -> None:
     """Once, and not at each look."""
     if faults > 1:
         return
-    if isinstance(error, SchemaMissingError):
-        _log.error("%s: the outbox is not installed in this database (install_outbox): %s", name, error)
-    elif isinstance(error, LeasedJobError):
+    if isinstance(error, LeasedJobError):
         _log.error(
             "%s: %s; it looks again in %.1f s, and then at most each %g s", name, error, pause, LONGEST_FAULT_SECONDS
         )
