@@ -274,7 +274,7 @@ async def test_the_connection_limit_is_the_tenants_own(database: Database) -> No
     login(database, other.role).execute("SELECT 1")
 
 
-async def test_the_functions_of_a_tenant_are_exactly_three(database: Database) -> None:
+async def test_the_functions_of_a_tenant_are_exactly_four(database: Database) -> None:
     role = await make_tenant(database, "shop")
     rows = database.rows(
         """
@@ -284,7 +284,7 @@ async def test_the_functions_of_a_tenant_are_exactly_three(database: Database) -
         """,
         role.role,
     )
-    assert {row["proname"] for row in rows} == {"adopt", "heartbeat", "finish"}
+    assert {row["proname"] for row in rows} == {"adopt", "heartbeat", "finish", "report_shutdown"}
     for row in rows:
         assert row["prosecdef"]
         assert row["proconfig"] == ["search_path=leasedjob, pg_temp"]
