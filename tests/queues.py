@@ -35,10 +35,10 @@ JAVA: Final = ("java", "-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredSto
 
 
 def kafka_jars() -> Path | None:
-    """The folder with Kafka's jars, if it is here."""
+    """The folder with Kafka's jars, if it is here and there is a Java to run them."""
     named = os.environ.get("LEASEDJOB_TEST_KAFKA")
     found = Path(named) if named else jars.folder(Cache.from_env())
-    return found if found.is_dir() else None
+    return found if found.is_dir() and shutil.which("java") else None
 
 
 def need(what: str, present: object) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 
+from tests.cluster import packages
 from tests.cluster.layout import Cache, digest
 from tests.cluster.progress import ClusterError, Progress
 
 PROJECT = Path(__file__).resolve().parent / "kafka"
+PROGRAMS = {"java": "default-jre-headless", "mvn": "maven"}
 GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
 
@@ -22,6 +23,7 @@ def folder(cache: Cache) -> Path:
 
 def ensure(cache: Cache, progress: Progress) -> Path:
     """The folder with the jars; fetches them where they aren't there. Raises ClusterError where that isn't possible."""
+    packages.ensure(PROGRAMS, cache, progress)
     target = folder(cache)
     cache.root.mkdir(parents=True, exist_ok=True)
     with (cache.root / "kafka.lock").open("w") as lock:
@@ -32,15 +34,12 @@ def ensure(cache: Cache, progress: Progress) -> Path:
 
 
 def _fetch(target: Path, cache: Cache, progress: Progress) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ClusterError("Maven (mvn) is needed to get the jars of Kafka, and is not installed")
     progress.say("getting the jars of Kafka with Maven (once)")
     with tempfile.TemporaryDirectory(prefix="kafka-", dir=cache.root) as name:
         partial = Path(name) / "jars"
         progress.run(
             [
-                *(maven, "--batch-mode", "--quiet", "--strict-checksums", "--file", str(PROJECT / "pom.xml"), GOAL),
+                *("mvn", "--batch-mode", "--quiet", "--strict-checksums", "--file", str(PROJECT / "pom.xml"), GOAL),
                 *("-DincludeScope=runtime", f"-DoutputDirectory={partial}"),
             ],
             what="getting the jars of Kafka",
