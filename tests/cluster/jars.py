@@ -12,7 +12,8 @@ from tests.cluster.layout import Cache, digest
 from tests.cluster.progress import ClusterError, Progress
 
 PROJECT = Path(__file__).resolve().parent / "kafka"
-PROGRAMS = {"java": "default-jre-headless", "mvn": "maven"}
+RUN = {"java": "default-jre-headless"}
+FETCH = {"mvn": "maven"}
 GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
 
@@ -23,8 +24,8 @@ def folder(cache: Cache) -> Path:
 
 def ensure(cache: Cache, progress: Progress) -> Path:
     """The folder with the jars; fetches them where they aren't there. Raises ClusterError where that isn't possible."""
-    packages.ensure(PROGRAMS, cache, progress)
     target = folder(cache)
+    packages.ensure(RUN if target.exists() else RUN | FETCH, cache, progress)
     cache.root.mkdir(parents=True, exist_ok=True)
     with (cache.root / "kafka.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
