@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
+from leasedjob.api import verdict
 from leasedjob.cli.cronjob import Conversion, Severity, Wishes, convert
 from leasedjob.cli.exits import Exit
 from leasedjob.cli.kubectl import PROGRAM, plugin
@@ -75,7 +75,7 @@ def of(body: Object, wishes: Wishes | None = None) -> Conversion:
     conversion = convert(body, NOW, wishes or Wishes())
     assert body == before, "the input was changed"
     if conversion.job is not None:
-        assert isinstance(parse_job(conversion.job), LeasedJobSpec)
+        assert verdict(conversion.job) == []
     return conversion
 
 
