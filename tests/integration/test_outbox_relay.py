@@ -261,7 +261,7 @@ class TestUnavailable:
     async def test_one_message_that_the_server_chokes_on_is_found_out(self, outbox: Outbox, sink: Sink) -> None:
         outbox.put("poison", "behind", partition_key="p")
         sink.errors["poison"] = PublisherUnavailableError("500 Internal Server Error")
-        relay = OutboxRelay(outbox.dsn, sink, patience=QUICK)
+        relay = OutboxRelay(outbox.dsn, sink, patience=SLOW)
         tries = []
         for n in range(4):
             outbox.put(f"other{n}")
