@@ -74,9 +74,7 @@ def told(run: Run) -> dict[str, Any]:
     return {f.name: getattr(run, f.name) for f in fields(run) if f.name not in OWN}
 
 
-@pytest.mark.parametrize(
-    "seed", [37, 71, 16, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 160))]
-)
+@pytest.mark.parametrize("seed", [84, 8, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 160))])
 def test_the_same_history_leaves_the_same_behind(postgres: Callable[[], PostgresStore], seed: int) -> None:
     real, memory = postgres(), MemoryStore(BEGIN)
     one, two = lived(real, seed, 2), lived(memory, seed, 2)

@@ -460,7 +460,10 @@ class MemoryStore:
 
     def _run(self, row: Row, cluster: str) -> Run:
         held = row.status is RUNNING and not self._expired(row)
-        version = (cluster, held, row.modified_at, row.changed_at, row.attempt, row.status, row.retry_at)
+        version = (
+            cluster, held, row.modified_at, row.changed_at, row.attempt, row.status, row.retry_at,
+            row.stop_requested_at, row.reason, row.pod, row.token,
+        )  # fmt: skip
         if row.shown is not None and row.shown[0] == version:
             return row.shown[1]
         run = Run(
