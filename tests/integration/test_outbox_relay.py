@@ -443,6 +443,14 @@ class TestItsLife:
         assert taken == ["a", "b"]
         assert outbox.published() == {"a", "b"}
 
+    async def test_cancelled_before_it_began_it_can_be_stopped(self, outbox: Outbox, sink: Sink) -> None:
+        relay = OutboxRelay(outbox.dsn, sink)
+        relay.start()
+        assert relay._task is not None
+        relay._task.cancel()
+        await asyncio.wait_for(relay.stop(), LONG)
+        assert sink.seen == []
+
     @pytest.mark.parametrize("how", ["the stop", "the task"])
     async def test_cut_off_it_marks_what_was_published(self, outbox: Outbox, how: str) -> None:
         taken: list[str] = []

@@ -140,6 +140,7 @@ class OutboxRelay:
             ).start()
         else:
             self._task = loop.create_task(running.relay(), name=f"relay-{self.name}")
+            self._task.add_done_callback(lambda _: running.ended.set("it was cancelled before it began"))
 
     async def run(self) -> None:
         """The same as a coroutine, which ends when draining has begun or it was stopped, and its batch is finished."""
