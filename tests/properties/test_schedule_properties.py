@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -18,8 +19,10 @@ from leasedjob.schedule import (
     MissedRunPolicy,
     Schedule,
     TickReason,
+    Timetable,
     clock_changes,
     load_zone,
+    preview,
     ticks_due,
     zone_names,
 )
@@ -150,7 +153,7 @@ def walk(case: Case, zone: str, policy: ClockChangePolicy, after: datetime, thro
         instant += MINUTE
 
 
-def enumerate_ticks(schedule: Schedule, after: datetime, through: datetime) -> list[datetime]:
+def enumerate_ticks(schedule: Schedule | Timetable, after: datetime, through: datetime) -> list[datetime]:
     found = []
     tick = schedule.next(after)
     while tick is not None and tick <= through:
@@ -250,6 +253,41 @@ def test_every_tick_of_a_gap_is_claimed_or_dropped_once(
     assert list(due.claims) == sorted(due.claims)
     assert len(due.claims) <= (limit if policy is MissedRunPolicy.RunAll else 1)
     assert all(deadline is None or now - tick <= timedelta(seconds=deadline) for tick in due.claims)
+
+
+@settings(COMMON, max_examples=40)
+@given(
+    several=st.lists(cases(), min_size=1, max_size=3),
+    zone=st.sampled_from(PLAIN_ZONES + HARD_ZONES),
+    bounds=st.tuples(st.none() | st.integers(0, 2400), st.none() | st.integers(0, 2400)),
+    jitter=st.sampled_from([0, 1, 60, 7200]),
+    data=st.data(),
+)
+def test_a_timetable_agrees_with_walking_and_fires_as_it_is_previewed(
+    several: list[Case], zone: str, bounds: tuple[int | None, int | None], jitter: int, data: st.DataObject
+) -> None:
+    for case in several:
+        parse(case, zone, ClockChangePolicy.RunOnce)
+    after = data.draw(instants(zone))
+    first, last = (None if minutes is None else after + minutes * MINUTE for minutes in bounds)
+    assume(first is None or last is None or first <= last)
+    timetable = Timetable.of(
+        [case.expression for case in several], zone, code="shop/orders", not_before=first, not_after=last,
+        jitter_seconds=jitter,
+    )  # fmt: skip
+    through = after + timedelta(hours=40)
+    walked = {tick for case in several for tick in walk(case, zone, ClockChangePolicy.RunOnce, after, through)}
+    expected = sorted(t for t in walked if (first is None or t >= first) and (last is None or t <= last))
+    assert enumerate_ticks(timetable, after, through) == expected
+    assert timetable.count(after, through) == (len(expected), True)
+    assert [line.tick for line in preview(timetable, after, len(expected))] == expected
+    # a tick is due at its start, and at no instant before it
+    for earlier, tick in pairwise([after, *expected[:20]]):
+        start = timetable.start_of(tick)
+        for now, claims in ((start - timedelta(microseconds=1), ()), (start, (tick,))):
+            due = ticks_due(timetable, earlier, now, MissedRunPolicy.Skip, on_time=timedelta(0))
+            assert due.claims == claims
+            assert due.dropped == ()
 
 
 @COMMON
