@@ -37,8 +37,8 @@ async def work(record, idempotency_key):
 
 async def main():
     consumer = KafkaConsumer(
-        [os.environ["TOPIC"]], work, state, group_id="group", servers=os.environ["SERVERS"],
-        options={"session_timeout_ms": 6000, "heartbeat_interval_ms": 200},
+        [os.environ["TOPIC"]], work, state, group_id=os.environ["TOPIC"], servers=os.environ["SERVERS"],
+        options={"session_timeout_ms": 30000, "heartbeat_interval_ms": 200},
     )
     async with GracefulShutdown(state) as shutdown:
         shutdown.add(consumer)
@@ -145,7 +145,7 @@ async def test_at_random_instants_no_record_is_lost_or_processed_twice(
     for partition in range(PARTITIONS):
         items = [row["item"] for row in begun if row["partition"] == partition]
         assert items == sorted(items), "in the order of its partition"
-    assert await committed(kafka_servers, "group", topic) == sent
+    assert await committed(kafka_servers, topic, topic) == sent
 
 
 async def test_a_killed_consumer_s_records_come_again_and_their_effect_happens_once(
@@ -153,7 +153,7 @@ async def test_a_killed_consumer_s_records_come_again_and_their_effect_happens_o
 ) -> None:
     await send(producer, topic, range(5))
     env = {"SERVERS": kafka_servers, "TOPIC": topic, "SINK": sink.dsn}
-    work = WORK.replace('"session_timeout_ms": 6000', '"session_timeout_ms": 1500')
+    work = WORK.replace('"session_timeout_ms": 30000', '"session_timeout_ms": 1500')
     killed = run.python(work.replace("asyncio.sleep(0.02)", "asyncio.sleep(300)"), env)
     await until(lambda: sink.rows("SELECT 1 FROM effect"))
     killed.signal(signal.SIGKILL)
@@ -383,7 +383,7 @@ async def test_the_key_reaches_whoever_processes_the_record(
     async def work(record: Any, idempotency_key: str) -> None:
         seen.append((idempotency_key, dict(record.headers), record.key))
 
-    consumer = KafkaConsumer([topic], work, ShutdownState(), group_id="keys", servers=kafka_servers)
+    consumer = KafkaConsumer([topic], work, ShutdownState(), group_id=topic, servers=kafka_servers)
     await consumer.start()
     await until(lambda: len(seen) == 2)
     await consumer.stop()

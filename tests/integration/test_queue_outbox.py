@@ -65,8 +65,8 @@ async def main():
         relay = OutboxRelay(pool.connection, KafkaPublisher(producer), state, batch=10, interval=0.05)
         shutdown.add(relay)
         consumer = KafkaConsumer(
-            [topic], work, state, group_id="outbox", servers=servers,
-            options={"session_timeout_ms": 6000, "heartbeat_interval_ms": 200},
+            [topic], work, state, group_id=topic, servers=servers,
+            options={"session_timeout_ms": 30000, "heartbeat_interval_ms": 200},
         )
         shutdown.add(consumer)
         relay.start()

@@ -179,11 +179,12 @@ class KafkaConsumer:
                     raise DrainingError(f"{self.name} is not to be started: {self._state.reason}")
                 await joining
             except BaseException:
-                joining.cancel()
+                # Leaves the group, where it has got so far: the others would wait for it.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GIVE_UP_SECONDS):
-                        await asyncio.gather(joining, return_exceptions=True)
                         await consumer.stop()
+                joining.cancel()
+                await asyncio.gather(joining, return_exceptions=True)
                 raise
             finally:
                 ending.cancel()
