@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from leasedjob.lease.rows import Outcome
 from tests.controller.control_plane import Bench, Kubelet, OperatorProcess, wait_until
+from tests.controller.test_policies import HOURLY, after_outage
 
 SECRET_PATH = "/ping/5ecr3t"
 
@@ -165,3 +166,16 @@ def test_a_lease_that_ran_out_and_the_states_of_a_job(bench: Bench) -> None:
     wait_until("it is counted", lambda: summed(replicas, "leasedjob_jobs_not_ready", how=max) == {"": 1}, 60)
     assert summed(replicas, "leasedjob_jobs", how=max) == {"": 2}
     assert summed(replicas, "leasedjob_jobs_overdue", how=max) == {}
+
+
+def test_both_skews_of_a_tick(bench: Bench) -> None:
+    bench.apply("job", schedule=HOURLY)
+    replicas = after_outage(bench, 1, "job", operators=2)
+    pod = bench.pod_for("job", seconds=60)
+    to_pod, to_workload = "leasedjob_start_skew_seconds", "leasedjob_workload_start_skew_seconds"
+    wait_until("it is counted", lambda: summed(replicas, f"{to_pod}_count") == {"": 1}, 60)
+    assert summed(replicas, f"{to_workload}_count") == {}
+    Kubelet(bench, pod).run()
+    wait_until("it is seen running", lambda: summed(replicas, f"{to_workload}_count") == {"": 1}, 60)
+    late = summed(replicas, f"{to_pod}_sum")[""]
+    assert 60 < late < summed(replicas, f"{to_workload}_sum")[""]

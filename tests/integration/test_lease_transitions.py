@@ -13,7 +13,7 @@ from leasedjob.lease import SyncJobSchedulerService
 from leasedjob.lease.rows import Outcome, Transition, TransitionKind
 from leasedjob.lease.store import OperatorStore, SidecarStore
 
-from .conftest import CLUSTER, CODE, NAMESPACE, UID, Database, claim, claimed, registered, request
+from .conftest import CLUSTER, CODE, NAMESPACE, UID, Database, claim, claimed, lock_row, registered, request
 
 pytestmark = pytest.mark.integration
 MINUTE = timedelta(minutes=1)
@@ -119,6 +119,20 @@ async def test_each_is_given_to_one_of_several_replicas(store: OperatorStore, mi
     assert len(found) == len(set(found)) == len(codes)
 
 
+async def test_what_another_replica_is_taking_is_left_to_it(
+    store: OperatorStore, sidecar: SidecarStore, database: Database, minute: datetime
+) -> None:
+    await registered(store)
+    id, token = await adopted(store, sidecar, minute)
+    assert sidecar.finish(id, token, Outcome.COMPLETE)
+    first = database.rows("SELECT min(id) AS id FROM leasedjob.run_transition")[0]["id"]
+    other = database.connect(autocommit=False)
+    lock_row(other, "run_transition", "id", first)
+    assert [t.kind for t in await taken(store)] == [TransitionKind.ENDED]
+    other.rollback()
+    assert [t.kind for t in await taken(store)] == [TransitionKind.STARTED]
+
+
 async def test_what_follows_a_start_waits_for_whoever_took_the_start(
     store: OperatorStore, sidecar: SidecarStore, database: Database, minute: datetime
 ) -> None:
@@ -142,11 +156,11 @@ async def test_what_nobody_takes_does_not_stay_for_ever(
     database.rows("UPDATE leasedjob.run_transition SET taken_at = taken_at - interval '2 minutes'")
     database.rows("UPDATE leasedjob.run_transition SET happened_at = happened_at - interval '25 hours'")
     assert await taken(store) == []
-    assert database.rows("SELECT FROM leasedjob.run_transition") == []
+    assert database.rows("SELECT id FROM leasedjob.run_transition") == []
 
 
 def test_the_library_alone_leaves_nothing_behind(database: Database) -> None:
     jobs = SyncJobSchedulerService(database.dsn)
     jobs.run_exclusive({"type": "SCHEDULE", "code": CODE, "run_key": "one", "name": "one"}, lambda lease: None)
     assert database.rows("SELECT status FROM leasedjob.job_scheduler") == [{"status": "SUCCESS"}]
-    assert database.rows("SELECT FROM leasedjob.run_transition") == []
+    assert database.rows("SELECT id FROM leasedjob.run_transition") == []

@@ -13,8 +13,8 @@ from leasedjob.controller.engine import Engine
 from leasedjob.controller.metrics import Metrics
 from leasedjob.lease.rows import JobSchedulerStatus, Run
 
-GAUGE_SECONDS: Final = 5.0
-SLICE: Final = 100  # jobs looked at before others may go on: a due tick does not wait for a metric
+GAUGE_SECONDS: Final = 10.0
+SLICE: Final = 50  # jobs looked at before others may go on: a due tick does not wait for a metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class Gauges:
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         self._forget(entries)
+        await asyncio.sleep(0)
         self._series.show(states)
         metrics.jobs.set(len(entries))
         metrics.jobs_overdue.set(overdue)
@@ -87,7 +88,8 @@ class Gauges:
         metrics.next_schedule.set(min(starts).timestamp() if starts else 0)
 
     def _state(self, entry: Entry, now: datetime) -> JobState:
-        return JobState(self._next_start(entry, now), last_success(entry), self._deadline(entry))
+        success = last_success(entry)
+        return JobState(self._next_start(entry, now), success, self._deadline(entry, success))
 
     def _next_start(self, entry: Entry, now: datetime) -> datetime | None:
         policy = entry.policy
@@ -99,10 +101,10 @@ class Gauges:
             self._starts[entry.uid] = entry.generation, known
         return known
 
-    def _deadline(self, entry: Entry) -> datetime | None:
+    def _deadline(self, entry: Entry, success: datetime | None) -> datetime | None:
         """Worked out again where something that it follows from has changed."""
         ledger = entry.state.ledger[:1] if entry.state else ()
-        source = entry.generation, last_success(entry), ledger
+        source = entry.generation, success, ledger
         before = self._deadlines.get(entry.uid)
         if before is None or before[0] != source:
             before = self._deadlines[entry.uid] = source, deadline_of(entry)
