@@ -158,10 +158,17 @@ class TestTicks:
         failed, good = b.run(FAIL, reason="Error"), b.run(SUCCESS, tick=b.at(HOUR), started=HOUR)
         assert not failing(b.view(failed, good, suspend_after=1, now=HOUR + 60, watermark=b.at(HOUR)))
 
-    def test_what_a_person_asked_for_costs_the_schedule_no_tick(self) -> None:
-        for manual in (False, True):
-            (claim,) = claims(b.view(active(manual=manual), now=HOUR)) or [None]
-            assert (claim and claim.overlap) is (None if manual else OverlapRule.SKIP), "it waits, and isn't skipped"
+    def test_past_ticks_that_a_person_asked_for_cost_the_schedule_no_tick(self) -> None:
+        (claim,) = claims(b.view(active(), now=HOUR))
+        assert claim.overlap is OverlapRule.SKIP
+        past = active(manual=True)
+        assert not claims(b.view(past, now=HOUR)), "it waits, and isn't skipped"
+        own = b.run(
+            tick=None, run_key="manual/a/b/c", pod_uid="far", cluster=b.OTHER_CLUSTER, expires=9 * HOUR, manual=True
+        )
+        for rows in ((own,), (own, past)):
+            (claim,) = claims(b.view(*rows, now=HOUR))
+            assert claim.overlap is OverlapRule.SKIP, "a run of its own is one as any other"
 
     def test_a_suspended_job_s_runs_go_on(self) -> None:
         body = b.pod()

@@ -486,8 +486,8 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
         return
     overlap = _overlap(policy, manual=False)
     active = _active(job)
-    if overlap is OverlapRule.SKIP and active and all(r.manual for r in active):
-        overlap = OverlapRule.WAIT  # what a person asked for costs the schedule no tick
+    if overlap is OverlapRule.SKIP and active and all(r.manual and r.tick is not None for r in active):
+        overlap = OverlapRule.WAIT  # past ticks that a person asked for, by name or as a backfill, cost no later one
     if _must_wait(job, overlap):
         wake.because(f"{run_key_for(due.claims[0])}: another run is active")
         return
