@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -327,6 +328,99 @@ async def test_a_drain_notice_of_a_real_sidecar(run: Processes, pods: Pods, minu
     late = worker(run, tmp_path / "end", url)
     assert late.wait() != 0, "a program that starts now is told at once: nothing may be begun"
     assert "DrainingError" in late.err
+
+
+# --- children that are forked -----------------------------------------------------------------------------------------
+
+FORKED = (
+    PRELUDE
+    + """
+import multiprocessing, signal
+state = ShutdownState.listening()
+fork = multiprocessing.get_context("fork")
+def work(begun):
+    begun.set()
+    time.sleep(600)
+for number, ended in [(signal.SIGTERM, -signal.SIGTERM)] * 20 + [(signal.SIGINT, 1)]:
+    begun = fork.Event()
+    child = fork.Process(target=work, args=(begun,))
+    child.start()
+    if number == signal.SIGINT:    # while a child begins, Python itself may lose a KeyboardInterrupt
+        begun.wait(60)
+    os.kill(child.pid, number)
+    child.join(50)
+    assert child.exitcode == ended, child.exitcode
+with fork.Pool(2) as pool:
+    assert pool.map(abs, (-1, -2)) == [1, 2]
+print("draining", state.is_draining(), state.reason)
+print("mask", *signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+os.kill(os.getpid(), signal.SIGTERM)
+print("draining", state.wait(60), state.reason)
+"""
+)
+FORKED_LISTENS = (
+    PRELUDE
+    + """
+state = ShutdownState.listening()
+child = os.fork()
+if not child:
+    state = ShutdownState.listening()
+    print("child", os.getpid(), flush=True)
+    state.wait()
+    print("child drains", state.reason, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("parent drains", state.is_draining())
+"""
+)
+FORKED_IN_POD = (
+    PRELUDE
+    + """
+state, run = ShutdownState.listening(), current_run()
+child = os.fork()
+if not child:
+    state, theirs = ShutdownState.listening(), current_run()
+    print("child", theirs is run, flush=True)
+    state.wait(60)
+    print("child drains", state.reason, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+)
+
+
+def test_what_ends_a_forked_child_ends_that_child_and_not_its_parent(run: Processes) -> None:
+    process = run.python(FORKED)
+    assert process.wait() == 0, process.err
+    assert process.out == ["draining False ", "mask", "draining True SIGTERM"]
+
+
+def test_a_forked_child_that_listens_itself_drains_alone(run: Processes) -> None:
+    process = run.python(FORKED_LISTENS)
+    os.kill(int(process.line("child").split()[1]), signal.SIGTERM)
+    assert process.wait() == 0, process.err
+    assert process.out[1:] == ["child drains SIGTERM", "parent drains False"]
+
+
+async def test_a_forked_child_hears_of_its_pod_s_notice(run: Processes, pods: Pods, minute: datetime) -> None:
+    pod = await pods.pod(minute, Timing(duration=200, heartbeat=2, grace=30, pre_stop=10))
+    pod.adopt_and_hold()
+    process = run.python(
+        FORKED_IN_POD,
+        {
+            protocol.ENV_SIDECAR_URL: f"http://127.0.0.1:{pod.report_port}",
+            protocol.ENV_TYPE: "SCHEDULE",
+            protocol.ENV_CODE: "forks",
+            protocol.ENV_RUN_KEY: "",
+            protocol.ENV_ATTEMPT: "1",
+            protocol.ENV_IDEMPOTENCY_KEY: "v2:key",
+            protocol.ENV_FENCING_TOKEN: "1",
+        },
+    )
+    process.line("child False")
+    assert pod.run("drain") == 0
+    assert process.wait() == 0, process.err
+    assert process.out[1:] == ["child drains the sidecar's drain notice"]
 
 
 # --- R-SHUT-SCHED-1: the forbidden way, and this one ------------------------------------------------------------------

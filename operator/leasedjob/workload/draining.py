@@ -161,12 +161,12 @@ class ShutdownState:
             with contextlib.suppress(OSError):
                 theirs.send(bytes([number | _HANDLED]))
 
-        for number in signals:
-            signal.signal(number, handler)
+        before = {number: signal.signal(number, handler) for number in signals}
         # Also without Python's help, so that a call in C that doesn't return keeps no other thread from hearing of it.
         # An event loop with signal handlers of its own takes this over; then the handlers above serve.
-        if (before := signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        if (others := signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(others, warn_on_full_buffer=False)
+        _not_in_children(before, handler, theirs.fileno())
         wanted = frozenset(signals)
         threading.Thread(target=self._hear, args=(ours, theirs, wanted), name="leasedjob-signals", daemon=True).start()
 
@@ -183,3 +183,25 @@ class ShutdownState:
                 if not handled:
                     seen[number] = seen.get(number, 0) + 1
                 self.begin(signal.Signals(number).name)
+
+
+def _not_in_children(before: Mapping[int, Any], handler: Callable[[int, Any], None], descriptor: int) -> None:
+    """A child that is forked shares the socket: without this, a signal that ends a worker of a process pool would stop
+    its parent, and not the worker. In children the handlers of before serve, until they listen themselves."""
+    held = threading.local()
+
+    def hold() -> None:  # a signal in between would still be written to the socket
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def in_child() -> None:
+        for number, former in before.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, signal.SIG_DFL if former is None else former)
+        if (current := signal.set_wakeup_fd(-1)) not in (-1, descriptor):
+            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=in_child)

@@ -186,8 +186,19 @@ class _Once:
 
 # --- which one it is -------------------------------------------------------------------------------------------------
 
-_current_lock: Final = threading.Lock()
+_current_lock = threading.Lock()
 _current: list[Run] = []
+
+
+def _in_child() -> None:
+    """A child that was forked has no thread that hears of the Pod's lease, so the next call asks the sidecar anew. A
+    lease that the parent itself holds stays the parent's."""
+    global _current_lock
+    _current_lock = threading.Lock()
+    _current[:] = [run for run in _current if run.mode is not Mode.SIDECAR]
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def current_run(
@@ -363,6 +374,7 @@ class _Holder:
     def __init__(self, service: SyncJobSchedulerService, options: Any) -> None:
         self._service = service
         self._options = options
+        self._pid = os.getpid()
         self._answers: queue.SimpleQueue[JobExecutionLease | BaseException | None] = queue.SimpleQueue()
         self._wanted: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._hold, name="leasedjob-lease", daemon=True)
@@ -378,6 +390,8 @@ class _Holder:
         return answer
 
     def record(self, outcome: Outcome, data: Any) -> None:
+        if os.getpid() != self._pid:
+            raise OutcomeRefusedError("the lease is held by the process that forked this one: report it there")
         wanted = _Wanted(outcome, data)
         self._wanted.put(wanted)
         while not wanted.done.wait(0.2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import threading
 import time
@@ -170,6 +171,10 @@ class Sidecar:
         if not watching:
             threading.Thread(target=self._watch, name="leasedjob-sidecar", daemon=True).start()
 
+    def begin_anew(self) -> None:
+        """In a child that was forked, where no thread watches: the next one who subscribes starts one."""
+        self._lock, self._latest, self._watching = threading.Lock(), None, False
+
     def _watch(self) -> None:
         revision: int | None = None
         pause = PAUSE_FIRST_SECONDS
@@ -199,4 +204,6 @@ class Sidecar:
 @lru_cache(maxsize=8)
 def sidecar_at(url: str) -> Sidecar:
     """One Sidecar, and so one thread that asks, for each address."""
-    return Sidecar(url)
+    sidecar = Sidecar(url)
+    os.register_at_fork(after_in_child=sidecar.begin_anew)
+    return sidecar
