@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -518,6 +518,21 @@ class TestTheDatabase:
             "published, but not marked, so that they are published again under the same keys: row 1 (t to"
             in caplog.text
         )
+
+    async def test_a_mark_that_fails_leaves_no_transaction_on_the_connection(
+        self, outbox: Outbox, sink: Sink, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        outbox.put("a")
+        outbox.connection.execute("ALTER TABLE leasedjob_outbox ADD CONSTRAINT no CHECK (published_at IS NULL)")
+        async with await psycopg.AsyncConnection.connect(outbox.dsn, autocommit=True) as connection:
+            relay = OutboxRelay(lambda: nullcontext(connection), sink)
+            with pytest.raises(psycopg.errors.CheckViolation):
+                await relay.flush()
+            assert connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+            assert "but not marked" in caplog.text
+            outbox.connection.execute("ALTER TABLE leasedjob_outbox DROP CONSTRAINT no")
+            assert (await relay.flush()).published == 1
+        assert outbox.published() == {"a"}
 
     async def test_flush_says_what_is_wrong(self, outbox: Outbox, sink: Sink) -> None:
         with pytest.raises(DatabaseUnavailableError):
