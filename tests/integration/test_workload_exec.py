@@ -94,11 +94,33 @@ def test_exit_codes_are_kept(run: Processes, command: list[str], code: int) -> N
     assert run.leasedjob("exec", "--", *command).wait() == code
 
 
-@pytest.mark.parametrize("words", [["exec"], ["exec", "--"], ["exec", "true"], ["exec", "--nope", "--", "true"]])
+@pytest.mark.parametrize(
+    "words", [["exec"], ["exec", "--"], ["exec", "true"], ["exec", "--", ""], ["exec", "--nope", "--", "true"]]
+)
 def test_a_wrong_call(run: Processes, words: list[str]) -> None:
     process = run.leasedjob(*words)
     assert process.wait() == 2
     assert "usage: leasedjob exec [options] -- COMMAND..." in process.err
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [
+        "2>&-",
+        ">&-",
+        "<&- >&- 2>&-",
+        ">/dev/full 2>&1",
+        "2> >(exec true)",  # a reader that is gone
+    ],
+)
+def test_exit_codes_are_kept_whatever_the_streams_are(run: Processes, streams: str, tmp_path: Path) -> None:
+    """The command itself writes into what it was given, and not into a pipe of ours."""
+    command = f"echo word; echo word >&2; ls -l /proc/$$/fd > {tmp_path}/fds; exit 8"
+    line = f"sleep 0.1; exec {sys.executable} -m leasedjob exec -- sh -c '{command}' {streams}"
+    process = run.start(["bash", "-c", line])
+    assert process.wait() == 8, process.err
+    fds = [line.split()[-3:] for line in (tmp_path / "fds").read_text().splitlines() if " -> " in line]
+    assert {number for number, _, _ in fds} >= {"0", "1", "2"}
 
 
 def test_it_says_that_there_is_no_sidecar(run: Processes) -> None:

@@ -6,6 +6,7 @@ Everything up to the first `--` is ours, the rest is the command, word for word.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -61,7 +62,7 @@ def main(words: Sequence[str], early: Sequence[int] = ()) -> int:
     options, command = rest[:cut], rest[cut + 1 :]
     parser = _exec_parser() if verb == EXEC else _run_exclusive_parser()
     arguments = parser.parse_args(options)
-    if not command:
+    if not command or not command[0]:
         parser.error("name a command after --")
     supervision = Supervision(grace=arguments.grace, pre_stop=arguments.pre_stop, early=early)
     if verb == EXEC:
@@ -348,4 +349,5 @@ def _say_end(verb: str, result: Result) -> None:
 
 
 def _say(verb: str, text: str) -> None:
-    print(f"leasedjob {verb}: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it: no reason not to go on
+        print(f"leasedjob {verb}: {text}", file=sys.stderr, flush=True)
