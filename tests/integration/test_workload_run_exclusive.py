@@ -48,6 +48,13 @@ def hosts(run: Processes, database: Database) -> Hosts:
     return Hosts(run, database)
 
 
+@pytest.mark.parametrize("words", [["migrate"], ["run-exclusive", "--code", "a", "--run-key", "k", "--", "true"]])
+def test_without_a_database_it_says_how_to_name_one(run: Processes, words: list[str]) -> None:
+    process = run.leasedjob(*words)
+    assert process.wait() not in (0, 1)
+    assert "no such directory; $LEASEDJOB_DATABASE_URL or --database-url names another database" in process.err
+
+
 def test_three_hosts_and_one_execution(hosts: Hosts, tmp_path: Path) -> None:
     log = tmp_path / "log"
     line = f"echo $$ >> {log}; sleep 1"

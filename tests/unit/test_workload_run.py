@@ -76,9 +76,9 @@ class TestUnderRunExclusive:
 
 
 def test_with_a_database_the_run_has_to_be_named() -> None:
-    with pytest.raises(InvalidJobIdentityOptionsError, match="code"):
+    with pytest.raises(InvalidJobIdentityOptionsError, match=r"^code is missing: .*LEASEDJOB_CODE says"):
         find_run({module.ENV_URL: "postgresql://x"}, run_key=KEY)
-    with pytest.raises(InvalidJobIdentityOptionsError, match="run_key"):
+    with pytest.raises(InvalidJobIdentityOptionsError, match=r"^run_key is missing: .*LEASEDJOB_RUN_KEY says"):
         find_run({}, code="a", database="postgresql://x")
 
 

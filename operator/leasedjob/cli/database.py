@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
         url = os.environ.get(ENV_URL) or None
     if url is not None:
         return Credentials.from_conninfo(url)
-    return Credentials.from_directory(arguments.database_dir or DEFAULT_DIRECTORY)
+    if arguments.database_dir is not None:
+        return Credentials.from_directory(arguments.database_dir)
+    return Credentials(Path(DEFAULT_DIRECTORY), advice=f"${ENV_URL} or --database-url names another database")
 
 
 def complain(verb: str, message: Any) -> None:

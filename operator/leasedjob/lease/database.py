@@ -58,11 +58,13 @@ class Credentials:
         directory: the mounted Secret; read again by each call of `conninfo`.
         fixed: used instead of a directory; for tests and command lines.
         overrides: libpq parameters that win over both.
+        advice: what a person may do where the directory can't be read.
     """
 
     directory: Path | None = None
     fixed: str = ""
     overrides: tuple[tuple[str, str], ...] = ()
+    advice: str = ""
 
     @classmethod
     def from_directory(cls, path: str | Path, **overrides: str) -> Credentials:
@@ -84,7 +86,8 @@ class Credentials:
             parameters = conninfo.conninfo_to_dict(self.fixed) if self.directory is None else self._read(self.directory)
         except OSError as error:
             raise DatabaseRefusedError(
-                f"the database credentials in {self.directory} can't be read: {error.strerror or error}",
+                f"the database credentials in {self.directory} can't be read: {error.strerror or error}"
+                f"{self.advice and f'; {self.advice}'}",
                 FaultKind.REFUSED_LOGIN,
             ) from error
         except psycopg.ProgrammingError as error:

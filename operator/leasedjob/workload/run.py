@@ -26,7 +26,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, overload
 
 from leasedjob import protocol
-from leasedjob.errors import DrainingError, LostJobLeaseError, OutcomeRefusedError, RunNotAcquiredError
+from leasedjob.errors import (
+    DrainingError,
+    InvalidJobIdentityOptionsError,
+    LostJobLeaseError,
+    OutcomeRefusedError,
+    RunNotAcquiredError,
+)
 from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for, tick_of
 from leasedjob.lease.rows import Outcome
 from leasedjob.workload.abort import AbortSignal
@@ -345,7 +351,12 @@ def _with_a_lease(url: str, type: JobSchedulerType, code: str | None, run_key: s
     from leasedjob.lease.options import LEFT_OUT, JobAcquireOptions, resolve
     from leasedjob.lease.service import SyncJobSchedulerService
 
-    options = JobAcquireOptions(code=code or "", run_key=LEFT_OUT if run_key is None else run_key, type=type)
+    if not code or (run_key is None and type is JobSchedulerType.SCHEDULE):
+        what, env = ("run_key", protocol.ENV_RUN_KEY) if code else ("code", protocol.ENV_CODE)
+        raise InvalidJobIdentityOptionsError(
+            f"{what} is missing: with a database, current_run({what}=...) or {env} says which run to take"
+        )
+    options = JobAcquireOptions(code=code, run_key=LEFT_OUT if run_key is None else run_key, type=type)
     identity = resolve(options).identity
     holder = _Holder(SyncJobSchedulerService(url), options)
     lease = holder.lease()

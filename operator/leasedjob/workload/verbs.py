@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from leasedjob import protocol
@@ -292,7 +293,9 @@ def _credentials(arguments: argparse.Namespace) -> Credentials:
         url = os.environ.get(ENV_URL) or None
     if url is not None:
         return Credentials.from_conninfo(url)
-    return Credentials.from_directory(arguments.database_dir or DEFAULT_DIRECTORY)
+    if arguments.database_dir is not None:
+        return Credentials.from_directory(arguments.database_dir)
+    return Credentials(Path(DEFAULT_DIRECTORY), advice=f"${ENV_URL} or --database-url names another database")
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
