@@ -64,6 +64,7 @@ ENV_ATTEMPT: Final = "LEASEDJOB_ATTEMPT"
 ENV_FENCING_TOKEN: Final = "LEASEDJOB_FENCING_TOKEN"
 ENV_SIDECAR_URL: Final = "LEASEDJOB_SIDECAR_URL"
 ENV_CONTAINERS: Final = "LEASEDJOB_CONTAINERS"  # of the workload here: the success of one of several isn't the run's
+ENV_TRACE_PARENT: Final = "TRACEPARENT"  # W3C Trace Context, where OpenTelemetry's SDKs look for it
 ENV_ACTIVE_DEADLINE: Final = "LEASEDJOB_ACTIVE_DEADLINE_SECONDS"  # of the attempt; "" where there is none
 
 # --- how long a program took to stop: workload -> sidecar -> database -> operator ------------------------------------

@@ -692,6 +692,13 @@ def test_monitors_of_tenants_are_called_only_where_they_are_listed(render: Any) 
     assert rules(one(objects, "ClusterRole", "-operator")) == wanted
 
 
+def test_traces_go_where_they_are_told_to_or_nowhere(render: Any) -> None:
+    assert Settings.from_environment(operator_env(render(EXISTING))).otlp_endpoint == ""
+    values = {**EXISTING, "tracing": {"otlpEndpoint": "http://collector.observability.svc:4318"}}
+    settings = Settings.from_environment(operator_env(render(values)))
+    assert settings.otlp_endpoint == "http://collector.observability.svc:4318"
+
+
 def test_how_many_jobs_have_series_is_a_value(render: Any) -> None:
     assert Settings.from_environment(operator_env(render(EXISTING))).metrics_jobs == Settings().metrics_jobs
     none = operator_env(render({**EXISTING, "metrics": {"maxJobs": 0}}))
@@ -759,6 +766,7 @@ def test_definitions_are_kept_on_uninstall_unless_told_otherwise(render: Any) ->
         ({"metrics": {"prometheusRule": {"runbookBaseURL": "docs"}}}, "/metrics/prometheusRule/runbookBaseURL"),
         ({"monitoring": {"pingHosts": ["https://hc.example/ping"]}}, "/monitoring/pingHosts/0"),
         ({"monitoring": {"secretName": "My_Secret"}}, "/monitoring/secretName"),
+        ({"tracing": {"otlpEndpoint": "collector:4318"}}, "/tracing/otlpEndpoint"),
         ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
     ],
 )

@@ -42,6 +42,7 @@ from leasedjob.controller.pods import Attempt, Owner, Sidecar, build_pod
 from leasedjob.controller.settings import Settings
 from leasedjob.controller.skew import WorkloadSkew
 from leasedjob.controller.tenants import TenantSecrets
+from leasedjob.controller.tracing import trace_parent
 from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.rows import (
@@ -449,6 +450,7 @@ class Actor:
             cluster=view.cluster,
             active_deadline_seconds=policy.active_deadline,
             finish_policy=policy.finish_policy(),
+            trace_parent=trace_parent(attempt.lease_id, attempt.number) if self.settings.otlp_endpoint else "",
         )
         refusal = "NamespaceTerminating: the namespace is being terminated" if entry.doomed else ""
         final = entry.doomed

@@ -18,6 +18,7 @@ from leasedjob.controller.engine import DATABASE_FAULTS, SCHEMA_FAULTS, Engine
 from leasedjob.controller.kube import CRD_BASE, KubeError
 from leasedjob.controller.pings import Ping, Pinger, Signal, signal_of
 from leasedjob.controller.pods import cluster_label
+from leasedjob.controller.tracing import Tracer
 from leasedjob.lease.rows import CLAIM_LEASE_MS, JobSchedulerStatus, Run, Transition
 from leasedjob.protocol import LABEL_CLUSTER
 
@@ -157,9 +158,10 @@ class Teller:
     """Tells of what has become of this cluster's runs, in metrics and to monitors; each transition is taken by one
     replica."""
 
-    def __init__(self, engine: Engine, pinger: Pinger) -> None:
+    def __init__(self, engine: Engine, pinger: Pinger, tracer: Tracer) -> None:
         self._engine = engine
         self._pinger = pinger
+        self._tracer = tracer
 
     async def step(self) -> None:
         engine = self._engine
@@ -168,9 +170,14 @@ class Teller:
         while taken := await engine.store.take_transitions(engine.settings.cluster, limit=TAKEN):
             for transition in taken:
                 engine.metrics.became(transition)
+                self._trace(transition)
                 self._ping(transition)
             if len(taken) < TAKEN:
                 break
+
+    def _trace(self, transition: Transition) -> None:
+        entry = self._engine.cache.jobs.get((transition.namespace, transition.job_name))
+        self._tracer.tell(transition, entry.rows.get(transition.run_id) if entry else None)
 
     def _ping(self, transition: Transition) -> None:
         entry = self._engine.cache.jobs.get((transition.namespace, transition.job_name))

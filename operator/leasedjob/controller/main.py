@@ -40,6 +40,7 @@ from leasedjob.controller.retention import Retention
 from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.controller.status import StatusWriter
 from leasedjob.controller.tenants import Rotator, TenantSecrets
+from leasedjob.controller.tracing import Tracer
 from leasedjob.controller.wiring import watch
 from leasedjob.lease.database import Credentials, operator_pool
 from leasedjob.lease.service import JobSchedulerService
@@ -75,6 +76,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         events = Recorder(kube, settings.identity)
         pinger = Pinger(kube, settings.ping_hosts, settings.monitoring_secret, events, metrics)
         await stack.enter_async_context(pinger)
+        tracer = Tracer(settings.otlp_endpoint, settings.cluster, metrics)
         tenants = TenantSecrets(settings, kube, metrics)
         actor = Actor(settings, kube, store, tenants, events, clock, metrics)
         engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
@@ -87,11 +89,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
             "export": forever("export of shutdowns", EXPORT_SECONDS, ShutdownExporter(engine).step),
             "gauges": forever("metrics of states", GAUGE_SECONDS, Gauges(engine).step),
-            "told": forever("transitions of runs", TELL_SECONDS, Teller(engine, pinger).step),
+            "told": forever("transitions of runs", TELL_SECONDS, Teller(engine, pinger, tracer).step),
             "rotate": forever("rotation of credentials", settings.rotation_check_seconds, rotator.step),
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),
         }
+        if tracer.on:
+            loops["traces"] = tracer.run()
         if settings.retention_days or settings.ledger_days:
             jobs = JobSchedulerService(connections.connection)
             loops["retention"] = Retention(jobs, settings.retention_days, settings.ledger_days).run()

@@ -139,6 +139,7 @@ class Metrics:
             SHUTDOWN_METRIC, "Seconds that a phase of a workload's shutdown took.", ["phase", "outcome"], registry=r,
             buckets=SHUTDOWN_BUCKETS,
         )  # fmt: skip
+        self.spans = Counter("leasedjob_spans", "Spans of traces, by what became of them.", ["result"], registry=r)
         info = Gauge("leasedjob_build_info", "Constant 1; the version is the label.", ["version"], registry=r)
         info.labels(__version__).set(1)
 

@@ -89,8 +89,14 @@ def build_pod(
     cluster: str,
     active_deadline_seconds: int | None,
     finish_policy: str,
+    trace_parent: str = "",
 ) -> Json:
-    """The manifest of the attempt's Pod. `finish_policy` is kept in an annotation for the day the LeasedJob is gone."""
+    """The manifest of the attempt's Pod.
+
+    Args:
+        finish_policy: kept in an annotation for the day the LeasedJob is gone.
+        trace_parent: what the workload's spans are children of; "": nothing is traced.
+    """
     meta = template.get("metadata") or {}
     spec: Json = copy.deepcopy(dict(template.get("spec") or {}))
     containers: list[Json] = spec["containers"]
@@ -98,9 +104,10 @@ def build_pod(
     deadlines = [d for d in (active_deadline_seconds, spec.get("activeDeadlineSeconds")) if d is not None]
     deadline = min(deadlines, default=None)
     for c in containers:
-        _dress_workload(c, attempt, timing, identity_env(attempt, containers=len(containers), deadline=deadline))
+        identity = identity_env(attempt, containers=len(containers), deadline=deadline)
+        _dress_workload(c, attempt, timing, identity + _trace_env(trace_parent))
     # The end of an init container is never the run's, so it is told of no workload containers.
-    init_identity = identity_env(attempt, containers=0, deadline=deadline)
+    init_identity = identity_env(attempt, containers=0, deadline=deadline) + _trace_env(trace_parent)
     user_init = [_with_identity(c, init_identity) for c in spec.get("initContainers") or []]
     pod_security = spec.get("securityContext") or {}
     spec |= {
@@ -177,6 +184,10 @@ def identity_env(attempt: Attempt, *, containers: int, deadline: int | None) -> 
         protocol.ENV_ACTIVE_DEADLINE: "" if deadline is None else str(deadline),
     }
     return [{"name": k, "value": v} for k, v in values.items()]
+
+
+def _trace_env(trace_parent: str) -> list[Json]:
+    return [{"name": protocol.ENV_TRACE_PARENT, "value": trace_parent}] if trace_parent else []
 
 
 def _with_identity(container: Json, identity: list[Json]) -> Json:

@@ -51,6 +51,7 @@ class Settings:
     health_port: int = 8080
     ping_hosts: PingHosts = field(default_factory=PingHosts)  # that `spec.monitoring` may name
     monitoring_secret: str = "leasedjob-monitoring"
+    otlp_endpoint: str = ""  # where traces go, by OTLP over HTTP; empty: nowhere
     metrics_jobs: int = 500  # LeasedJobs with series of their own, at most
     identity: str = "leasedjob-operator"
     pod_concurrency: int = 100  # Pods created at the same time
@@ -109,6 +110,12 @@ class Settings:
                 raise SettingsError(f"{name} must be true or false, not {text!r}")
             return text == "true"
 
+        def url(name: str) -> str:
+            text = read(name)
+            if text and not text.startswith(("http://", "https://")):
+                raise SettingsError(f"{name} must be an http or https URL, not {text!r}")
+            return text
+
         def hosts(name: str) -> PingHosts:
             try:
                 return PingHosts.parse(listed(name))
@@ -139,6 +146,7 @@ class Settings:
             health_port=number("LEASEDJOB_HEALTH_PORT", base.health_port),
             ping_hosts=hosts("LEASEDJOB_PING_HOSTS"),
             monitoring_secret=read("LEASEDJOB_MONITORING_SECRET", base.monitoring_secret),
+            otlp_endpoint=url("LEASEDJOB_OTLP_ENDPOINT"),
             metrics_jobs=number("LEASEDJOB_METRICS_JOBS", base.metrics_jobs),
             identity=read("POD_NAME", base.identity),
             pod_concurrency=number("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
