@@ -100,6 +100,14 @@ def test_a_tick_that_is_one_is_not_waited_for(api: FakeApi, call: Call) -> None:
     assert (result.exit_code, result.stderr) == (Exit.OK, "")
 
 
+def test_a_claimed_run_whose_pod_is_pending_is_an_answer(api: FakeApi, call: Call) -> None:
+    api.job()
+    thread = in_background(lambda: api.tell(phase=RunPhase.PENDING, reason="Pending", attempt=1))
+    result = call("run", "hello", "--at", "2026-07-20T03:00:00Z")
+    thread.join()
+    assert (result.exit_code, result.stderr) == (Exit.OK, "")
+
+
 def test_who_may_not_watch_runs_is_told_that_nothing_is_known(api: FakeApi, call: Call) -> None:
     api.job()
     forbidden = status(403, "Forbidden", 'leasedjobruns.leasedjob.io is forbidden: User "u" cannot get')

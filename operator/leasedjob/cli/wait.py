@@ -56,7 +56,8 @@ def first_answer(cluster: Cluster, name: str) -> dict[str, Any] | None:
         with _interruptible(name):
             for run in cluster.follow("leasedjobruns", name, ANSWER_SECONDS):
                 status = run.get("status") or {}
-                if status.get("phase") and status.get("reason") not in NOT_YET:
+                # A claimed run has an attempt; its Pod may be Pending too.
+                if status.get("phase") and (status.get("reason") not in NOT_YET or status.get("attempt")):
                     return run
     except Failure as failure:
         if failure.exit_code != Exit.NO_ACCESS:
