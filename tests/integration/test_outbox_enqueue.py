@@ -323,3 +323,27 @@ async def test_a_connection_with_rows_and_adapters_of_its_own(empty_database: Da
     assert not enqueue_once(connection, "k", "t", {"a": 1.0}), "the same number"
     prepared = connection.execute("SELECT count(*) AS n FROM pg_prepared_statements WHERE statement ~ '^.INSERT'")
     assert prepared.fetchone() == {"n": 0}, "nothing that a pooler would lose"
+
+
+@pytest.mark.parametrize("factory", [psycopg.RawCursor, psycopg.ClientCursor])
+def test_a_connection_whose_cursors_are_of_another_kind(empty_database: Database, factory: Any) -> None:
+    with psycopg.connect(empty_database.dsn, cursor_factory=factory) as connection:
+        install_outbox(connection)
+        assert enqueue_once(connection, "k", "t", {"a": "100 %s"})
+        assert not enqueue_once(connection, "k", "t", {"a": "100 %s"})
+
+
+async def test_in_a_pipeline(empty_database: Database) -> None:
+    with psycopg.connect(empty_database.dsn) as connection, connection.pipeline():
+        install_outbox(connection)
+        assert enqueue_once(connection, "k", "t", 1)
+        assert not enqueue_once(connection, "k", "t", 1)
+        with pytest.raises(IdempotencyKeyReusedError):
+            enqueue_once(connection, "k", "t", 2)
+        assert enqueue_once(connection, "l", "t", 1), "the transaction is still usable"
+    async with await psycopg.AsyncConnection.connect(empty_database.dsn) as other, other.pipeline():
+        assert [await enqueue_once(other, key, "t", 1) for key in "klm"] == [False, False, True]
+    with psycopg.connect(empty_database.dsn) as connection:
+        connection.execute("DROP TABLE leasedjob_outbox")
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            enqueue_once(connection, "k", "t", 1)

@@ -101,3 +101,16 @@ async def test_asynchronous_connections(empty_database: Database) -> None:
         assert await second.take(connection) == ["a"]
         with pytest.raises(StaleFencingTokenError):
             await first.save(connection, ["b"])
+
+
+async def test_connections_with_cursors_of_another_kind_and_in_a_pipeline(empty_database: Database) -> None:
+    with psycopg.connect(empty_database.dsn, cursor_factory=psycopg.RawCursor) as connection, connection.pipeline():
+        Checkpoints.install(connection)
+        Checkpoints(attempt(1)).save(connection, 1)
+    async with (
+        await psycopg.AsyncConnection.connect(empty_database.dsn, cursor_factory=psycopg.AsyncRawCursor) as other,
+        other.pipeline(),
+    ):
+        assert await AsyncCheckpoints(attempt(2)).take(other) == 1
+        with pytest.raises(StaleFencingTokenError):
+            await AsyncCheckpoints(attempt(1)).save(other, 2)

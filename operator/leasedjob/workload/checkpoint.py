@@ -137,7 +137,9 @@ class Checkpoints(_Checkpoints):
     @staticmethod
     def _drive(connection: Connection[Any], talk: Talk) -> Any:
         row: tuple[Any, ...] | None = None
-        with connection.cursor(row_factory=_tuples()) as cursor:
+        from psycopg import Cursor
+
+        with Cursor(connection, row_factory=_tuples()) as cursor:  # whatever the application's cursor_factory is
             while True:
                 try:
                     statement, parameters = talk.send(row)
@@ -176,7 +178,9 @@ class AsyncCheckpoints(_Checkpoints):
     @staticmethod
     async def _drive(connection: AsyncConnection[Any], talk: Talk) -> Any:
         row: tuple[Any, ...] | None = None
-        async with connection.cursor(row_factory=_tuples()) as cursor:
+        from psycopg import AsyncCursor
+
+        async with AsyncCursor(connection, row_factory=_tuples()) as cursor:
             while True:
                 try:
                     statement, parameters = talk.send(row)

@@ -125,21 +125,34 @@ def _executing(connection: Any) -> tuple[Callable[..., Any], bool]:
 
 # Never prepared: behind a pooler in transaction mode the next statement may reach another server connection.
 def _psycopg(connection: Connection[Any], statement: LiteralString, parameters: dict[str, Any]) -> Rows:
+    from psycopg import Cursor, ProgrammingError
     from psycopg.rows import tuple_row
 
-    with connection.cursor(row_factory=tuple_row) as cursor:
+    # Not connection.cursor(): the application's cursor_factory may want parameters of another form.
+    with Cursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(statement, parameters or None, prepare=False)
-        return cursor.fetchall() if cursor.description else []
+        try:
+            return cursor.fetchall()  # in a pipeline only this waits for the result
+        except ProgrammingError as error:
+            if error.sqlstate is not None:
+                raise
+            return []  # no statement with rows
 
 
 async def _psycopg_awaiting(
     connection: AsyncConnection[Any], statement: LiteralString, parameters: dict[str, Any]
 ) -> Rows:
+    from psycopg import AsyncCursor, ProgrammingError
     from psycopg.rows import tuple_row
 
-    async with connection.cursor(row_factory=tuple_row) as cursor:
+    async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
         await cursor.execute(statement, parameters or None, prepare=False)
-        return await cursor.fetchall() if cursor.description else []
+        try:
+            return await cursor.fetchall()
+        except ProgrammingError as error:
+            if error.sqlstate is not None:
+                raise
+            return []
 
 
 def _sqlalchemy(
