@@ -35,7 +35,7 @@ from psycopg_pool import AsyncConnectionPool
 from leasedjob.workload import *
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 URL, FORBIDDEN = os.environ["LEASEDJOB_DATABASE_URL"], sys.argv[1] == "forbidden"
-BUDGET = ShutdownBudget.within(4, 0)
+BUDGET = ShutdownBudget.within(4, 0) if FORBIDDEN else ShutdownBudget()  # a busy machine has its time
 pool = AsyncConnectionPool(URL, open=False, min_size=2, max_size=4, kwargs={"autocommit": True})
 async def effect(unit, what):
     async with pool.connection() as connection:
