@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 
 import pytest
@@ -144,6 +145,25 @@ def test_a_failing_iteration_frees_its_place_and_the_next_tick_comes(caplog: pyt
     assert "the other side is down" in caplog.text
 
 
+def test_an_iteration_whose_own_task_was_cancelled_ends_no_interval(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> list[float]:
+        bench = Bench()
+
+        async def work() -> None:
+            bench.began.append(bench.now)
+            inner = asyncio.create_task(asyncio.sleep(5))
+            inner.cancel()
+            await inner
+
+        bench.intervals.add("a", 10, work)
+        await asyncio.sleep(25)
+        await bench.intervals.stop()
+        return bench.began
+
+    assert run(main()) == [10, 20]
+    assert caplog.text.count("interval a: an iteration was cancelled") == 2
+
+
 async def test_a_plain_function_runs_in_a_thread_and_is_awaited() -> None:
     state = ShutdownState()
     intervals = IntervalRegistry(state)
@@ -276,6 +296,19 @@ class TestThreads:
             assert twice.acquire(timeout=LONG)
             intervals.stop()
         assert "the other side is down" in caplog.text
+
+    def test_an_iteration_that_exits_ends_no_interval(self, caplog: pytest.LogCaptureFixture) -> None:
+        intervals, again = SyncIntervalRegistry(ShutdownState()), threading.Semaphore(0)
+
+        def work() -> None:
+            again.release()
+            sys.exit("no")
+
+        intervals.add("a", 0.01, work)
+        assert again.acquire(timeout=LONG)
+        assert again.acquire(timeout=LONG)
+        intervals.stop()
+        assert "interval a: an iteration has failed" in caplog.text
 
     def test_what_is_refused(self) -> None:
         async def work() -> None:

@@ -148,6 +148,12 @@ class IntervalRegistry:
                 given = await asyncio.to_thread(interval.work)
                 if inspect.isawaitable(given):
                     await given
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody has cancelled this task: what the iteration waited for was cancelled.
+            _log.exception("interval %s: an iteration was cancelled; the next one comes as usual", interval.name)
         except Exception:
             _log.exception("interval %s: an iteration has failed; the next one comes as usual", interval.name)
         finally:
@@ -232,7 +238,7 @@ class SyncIntervalRegistry:
             while self._begin(name, seconds, first, key):
                 try:
                     work()
-                except Exception:
+                except BaseException:  # a thread would end without a word at SystemExit
                     _log.exception("interval %s: an iteration has failed; the next one comes as usual", name)
                 finally:
                     with self._changed:
