@@ -29,7 +29,7 @@ import uvicorn
 from leasedjob.workload import *
 from leasedjob.workload.asgi import UvicornServer
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-end, http, total = sys.argv[1], sys.argv[2], float(sys.argv[3])
+end, http, limit = sys.argv[1], sys.argv[2], float(sys.argv[3])
 async def main():
     state = ShutdownState.listening()
     async def until_end():
@@ -68,7 +68,7 @@ async def main():
         await start((b"content-length", b"4"), (b"Connection", b"keep-alive"))
         await body(b"done")
     server = UvicornServer(uvicorn.Config(app, port=0, http=http, log_level="warning", ws="websockets-sansio"), state)
-    async with GracefulShutdown(state, ShutdownBudget.within(total, 0)) as shutdown:
+    async with GracefulShutdown(state, ShutdownBudget(pre_stop=0, http=limit)) as shutdown:
         shutdown.on_stop(Phase.POOLS, "pool", lambda: print("pool closed", flush=True))
         shutdown.add(server)
         await server.start()
@@ -89,8 +89,8 @@ def http_of(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def service(run: Processes, end: Path, http_of: str = "h11", total: float = 60) -> tuple[Process, int]:
-    process = run.start([sys.executable, "-c", SERVICE, str(end), http_of, str(total)])
+def service(run: Processes, end: Path, http_of: str = "h11", limit: float = 25) -> tuple[Process, int]:
+    process = run.start([sys.executable, "-c", SERVICE, str(end), http_of, str(limit)])
     return process, int(process.line("port").split()[1])
 
 
@@ -165,7 +165,7 @@ def refused_by(port: int) -> None:
 
 
 def test_a_request_that_never_ends_is_cut_off_and_named(run: Processes, tmp_path: Path, clients: list[Client]) -> None:
-    process, port = service(run, tmp_path / "end", total=4)
+    process, port = service(run, tmp_path / "end", limit=2)
     clients.append(Client(port))
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(clients[0].ask, "/work?secret=1")

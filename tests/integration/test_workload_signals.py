@@ -186,7 +186,7 @@ async def main():
         await never
     def fail():
         raise OSError("no broker")
-    async with GracefulShutdown(state, ShutdownBudget.within(4, 0)) as shutdown:
+    async with GracefulShutdown(state, ShutdownBudget(pre_stop=0, background=1)) as shutdown:
         shutdown.on_stop(Phase.BACKGROUND, "task", finish)
         shutdown.on_stop(Phase.CONSUMERS, "consumer", fail)
         shutdown.on_stop(Phase.POOLS, "pool", lambda: print("closed"))
