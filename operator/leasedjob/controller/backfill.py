@@ -123,9 +123,15 @@ class Plan:
 
 
 async def runs_of(
-    store: OperatorStore, cluster: str, code: str, ticks: Sequence[datetime], pruned_through: datetime | None
+    store: OperatorStore,
+    cluster: str,
+    code: str,
+    ticks: Sequence[datetime],
+    pruned_through: datetime | None,
+    *,
+    again: bool = True,
 ) -> list[TickRuns]:
-    """What is recorded of these ticks, in their order."""
+    """What is recorded of these ticks, in their order. `again`: also of the runs that ran them again."""
     found: dict[datetime, list[Run]] = {tick: [] for tick in ticks}
     number, open_ticks = 0, list(ticks)
     while open_ticks:
@@ -135,7 +141,7 @@ async def runs_of(
         rows = await store.runs_by_key(cluster, keys)
         for lock_key, run in rows.items():
             found[keys[lock_key]].append(run)
-        open_ticks = [keys[lock_key] for lock_key in rows]
+        open_ticks = [keys[lock_key] for lock_key in rows] if again else []
         number += 1
     return [
         TickRuns(tick, tuple(runs), pruned_through is not None and tick <= pruned_through)
@@ -155,5 +161,6 @@ async def decided(
 ) -> AsyncIterator[Planned]:
     """What is done about each of these ticks, by what is recorded when its page is read."""
     while some := list(islice(ticks, page)):
-        for found in await runs_of(store, cluster, code, some, pruned_through):
+        again = reprocess is not Reprocess.NONE  # else a tick that has a run is left alone, whatever came after it
+        for found in await runs_of(store, cluster, code, some, pruned_through, again=again):
             yield planned(found, reprocess)
