@@ -168,6 +168,21 @@ def test_a_lease_that_ran_out_and_the_states_of_a_job(bench: Bench) -> None:
     assert summed(replicas, "leasedjob_jobs_overdue", how=max) == {}
 
 
+def test_a_run_is_a_trace_that_its_workload_knows(bench: Bench, monitor: Monitor) -> None:
+    operator = bench.operator(LEASEDJOB_OTLP_ENDPOINT=monitor.host)
+    bench.apply("job", suspend=True)
+    bench.run_now("job")
+    pod = bench.pod_for("job")
+    kubelet = Kubelet(bench, pod)
+    (container,) = pod["spec"]["containers"]
+    parent = next(e["value"] for e in container["env"] if e["name"] == "TRACEPARENT")
+    assert parent.split("-")[1] == kubelet.lease_id.hex
+    kubelet.run()
+    kubelet.end(0)
+    wait_until("three spans are sent", lambda: summed([operator], "leasedjob_spans_total", "result") == {"sent": 3}, 60)
+    assert {path for path, _ in monitor.told} == {"/v1/traces"}
+
+
 def test_both_skews_of_a_tick(bench: Bench) -> None:
     bench.apply("job", schedule=HOURLY)
     replicas = after_outage(bench, 1, "job", operators=2)
