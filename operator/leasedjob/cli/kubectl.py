@@ -6,7 +6,10 @@ import sys
 from importlib import import_module
 from typing import Final
 
-import click
+try:
+    import click
+except ModuleNotFoundError:
+    sys.exit("kubectl leasedjob: it needs more than the package alone: pip install 'leasedjob[cli]'")
 
 from leasedjob.cli.options import cluster_options
 

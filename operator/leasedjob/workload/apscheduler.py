@@ -20,10 +20,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from apscheduler.executors.base import BaseExecutor, run_coroutine_job, run_job
-from apscheduler.schedulers import SchedulerNotRunningError
-from apscheduler.schedulers.base import BaseScheduler
-from apscheduler.util import iscoroutinefunction_partial
+try:
+    from apscheduler.executors.base import BaseExecutor, run_coroutine_job, run_job
+    from apscheduler.schedulers import SchedulerNotRunningError
+    from apscheduler.schedulers.base import BaseScheduler
+    from apscheduler.util import iscoroutinefunction_partial
+except ModuleNotFoundError as error:
+    error.add_note("it comes with: pip install 'leasedjob[apscheduler]'")
+    raise
 
 from leasedjob.workload.draining import ShutdownState
 from leasedjob.workload.phases import Phase

@@ -27,7 +27,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bullmq import DelayedError, Queue, UnrecoverableError, Worker
+try:
+    from bullmq import DelayedError, Queue, UnrecoverableError, Worker
+except ModuleNotFoundError as error:
+    error.add_note("it comes with: pip install 'leasedjob[bullmq]'")
+    raise
 
 from leasedjob.errors import DrainingError, MessageRefusedError, PublisherUnavailableError
 from leasedjob.identity import bullmq_job_id

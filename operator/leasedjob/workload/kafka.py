@@ -26,17 +26,21 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
-from aiokafka.errors import (
-    CommitFailedError,
-    IllegalStateError,
-    InvalidTopicError,
-    KafkaError,
-    MessageSizeTooLargeError,
-    RecordListTooLargeError,
-    TopicAuthorizationFailedError,
-    UnknownTopicOrPartitionError,
-)
+try:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
+    from aiokafka.errors import (
+        CommitFailedError,
+        IllegalStateError,
+        InvalidTopicError,
+        KafkaError,
+        MessageSizeTooLargeError,
+        RecordListTooLargeError,
+        TopicAuthorizationFailedError,
+        UnknownTopicOrPartitionError,
+    )
+except ModuleNotFoundError as error:
+    error.add_note("it comes with: pip install 'leasedjob[kafka]'")
+    raise
 
 from leasedjob.errors import DrainingError, MessageRefusedError, PublisherUnavailableError
 from leasedjob.workload.draining import ShutdownState
