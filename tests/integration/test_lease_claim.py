@@ -290,7 +290,12 @@ async def test_an_expired_run_is_not_active(store: OperatorStore, database: Data
     await registered(store)
     first = await claimed(store, minute)
     database.age(first.id, 61)
-    await claimed(store, minute + MINUTE)
+    later = await claimed(store, minute + MINUTE)
+    # Nor does it join what has begun in its place: its next attempt waits for that one's end.
+    again = request(minute, on_overlap=OverlapRule.WAIT)
+    assert (await claim(store, again)).verdict is ClaimVerdict.OVERLAP_WAIT
+    assert await store.end_attempt(later.id, 1, None, Outcome.COMPLETE, counts=False, reason="Completed", retry_ms=None)
+    assert (await claim(store, again)).attempt == 2
 
 
 async def test_replace_asks_the_holder_to_stop_and_waits_for_its_end(

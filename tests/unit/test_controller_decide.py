@@ -492,7 +492,16 @@ class TestClaims:
         row = b.run(expires=5)
         found = only(b.view(row, now=10))
         assert isinstance(found, Claim)
-        assert (found.previous, found.overlap) == (row, OverlapRule.ALLOW)
+        assert found.previous == row
+
+    @pytest.mark.parametrize(
+        ("concurrency", "overlap"),
+        [(FORBID, OverlapRule.WAIT), (REPLACE, OverlapRule.WAIT), (ALLOW, OverlapRule.ALLOW)],
+    )
+    def test_what_has_begun_meanwhile_is_not_joined(self, concurrency: ConcurrencyPolicy, overlap: OverlapRule) -> None:
+        found = only(b.view(b.run(expires=5), now=10, concurrency=concurrency))
+        assert isinstance(found, Claim)
+        assert found.overlap is overlap
 
 
 class TestLaunchRetry:
@@ -644,7 +653,7 @@ class TestRetries:
             return
         found = only(view)
         assert found == Claim(
-            JobSchedulerType.SCHEDULE, run_key_for(b.T0), b.T0, OverlapRule.ALLOW, manual=False, previous=row
+            JobSchedulerType.SCHEDULE, run_key_for(b.T0), b.T0, OverlapRule.WAIT, manual=False, previous=row
         )
 
     def test_a_retry_of_another_cluster_s_run_is_anybody_s(self) -> None:

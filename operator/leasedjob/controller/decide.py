@@ -326,8 +326,11 @@ def _reclaim(job: JobView, run: Run, wake: _Wake) -> Iterator[Action]:
         else:
             wake.by(run.expires_at + PREDECESSOR_GRACE)
     else:
+        # A later tick may have begun when this lease had expired, so here the policy has to be asked as well. Which of
+        # two runs is given up is only decided when one of them begins.
+        overlap = OverlapRule.ALLOW if job.policy.concurrency is ConcurrencyPolicy.ALLOW else OverlapRule.WAIT
         identity = run.identity
-        yield Claim(identity.type, identity.run_key, run.tick, OverlapRule.ALLOW, manual=run.manual, previous=run)
+        yield Claim(identity.type, identity.run_key, run.tick, overlap, manual=run.manual, previous=run)
 
 
 def _of_a_predecessor(job: JobView, run: Run) -> bool:
