@@ -67,7 +67,8 @@ async def main():
                 return
         await start((b"content-length", b"4"), (b"Connection", b"keep-alive"))
         await body(b"done")
-    server = UvicornServer(uvicorn.Config(app, port=0, http=http, log_level="warning", ws="websockets-sansio"), state)
+    server = UvicornServer(uvicorn.Config(app, port=0, http=http, log_level="warning", ws="websockets-sansio",
+                                          timeout_keep_alive=600), state)
     async with GracefulShutdown(state, ShutdownBudget(pre_stop=0, http=limit)) as shutdown:
         shutdown.on_stop(Phase.POOLS, "pool", lambda: print("pool closed", flush=True))
         shutdown.add(server)
@@ -136,8 +137,9 @@ def test_from_notice_to_end(run: Processes, tmp_path: Path, http_of: str, client
     assert kept.ask("/readyz") == (503, b"draining: preStop")
     assert kept.ask("/") == (200, b"done"), "requests still arrive that were on their way"
     with ThreadPoolExecutor(2) as threads:
-        answers = [threads.submit(working.ask, "/work"), threads.submit(streaming.ask, "/stream")]
+        answers = [threads.submit(working.ask, "/work")]
         process.line("working")
+        answers.append(threads.submit(streaming.ask, "/stream"))
         process.line("streaming")
         for _ in range(3):
             process.signal(signal.SIGTERM)
