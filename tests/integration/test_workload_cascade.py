@@ -211,6 +211,44 @@ def test_sources_that_do_not_fit(connection: psycopg.Connection[Any]) -> None:
         Cascade(attempt(1), ShutdownState(), name="")
 
 
+def test_a_source_without_a_length_that_has_become_shorter(connection: psycopg.Connection[Any]) -> None:
+    through(Cascade(attempt(1), ShutdownState()), connection, iter(range(3)), lambda _: None)
+    with pytest.raises(ValueError, match="3 items were processed, but the source has only 2"):
+        through(Cascade(attempt(2), ShutdownState()), connection, iter(range(2)), lambda _: None)
+    through(Cascade(attempt(3), ShutdownState()), connection, iter(range(3)), lambda _: pytest.fail("none is left"))
+
+
+def test_a_key_that_is_none_would_begin_anew(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(ValueError, match="the key of 1 is None"):
+        through(Cascade(attempt(1), ShutdownState()), connection, lambda _: [1], lambda _: None, key=lambda value: None)
+
+
+def test_an_item_is_begun_once(connection: psycopg.Connection[Any]) -> None:
+    for item in Cascade(attempt(1), ShutdownState()).items(connection, range(2)):
+        with item:
+            pass
+        with pytest.raises(RuntimeError, match="item 1 of cascade was begun before"), item:
+            pass
+        break
+
+
+def test_cascades_within_each_other_need_two_connections(
+    connection: psycopg.Connection[Any], empty_database: Database
+) -> None:
+    run, state = attempt(1), ShutdownState()
+
+    def outer(within: psycopg.Connection[Any]) -> None:
+        for item in Cascade(run, state, name="outer").items(connection, range(1)):
+            with item:
+                through(Cascade(run, state, name="inner"), within, range(2), lambda n: work(within, n, run))
+
+    with pytest.raises(ValueError, match="within a transaction block"):
+        outer(connection)
+    assert done(empty_database) == []
+    outer(empty_database.connect())
+    assert done(empty_database) == [(0, 1), (1, 1)]
+
+
 def test_while_draining_a_source_that_has_ended_ends_the_loop(connection: psycopg.Connection[Any]) -> None:
     """So that work that is done is not given back to be done."""
     state = ShutdownState()

@@ -16,7 +16,6 @@ attempt whose fencing token is too old saves nothing: StaleFencingTokenError rol
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Key = Callable[[T], Any]
 NAME: Final = "cascade"
+_END: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Item(Generic[T]):
 
     def __init__(self, cascade: _Cascade, value: T, then: Position) -> None:
         self._cascade, self.value, self.then = cascade, value, then
-        self.finished = False
+        self.begun = self.finished = False
 
     def __str__(self) -> str:
         return f"item {self.then.done} of {self._cascade.name}"
@@ -86,6 +86,11 @@ class _Item(Generic[T]):
             with cascade.idle:
                 del cascade.hand[self]
                 cascade.idle.notify_all()
+
+    def _once(self) -> None:
+        if self.begun:
+            raise RuntimeError(f"{self} was begun before: an item is processed in one `with`")
+        self.begun = True
 
     def _saved(self) -> None:
         self.finished = True
@@ -113,6 +118,7 @@ class Item(_Item[T]):
                 self._saved()
 
     def __enter__(self) -> T:
+        self._once()
         return self._step.__enter__()
 
     def __exit__(
@@ -142,6 +148,7 @@ class AsyncItem(_Item[T]):
                 self._saved()
 
     async def __aenter__(self) -> T:
+        self._once()
         return await self._step.__aenter__()
 
     async def __aexit__(
@@ -198,10 +205,16 @@ class _Cascade:
         if callable(source) != (key is not None):
             raise ValueError("key goes with a function that gives the items after a key, and with nothing else")
         if isinstance(source, Sized) and len(source) < self.done:
-            raise ValueError(f"{self.name}: {self.done} items were processed, but the source has only {len(source)}")
+            raise self._shorter(len(source))
+
+    def _shorter(self, length: int) -> ValueError:
+        return ValueError(f"{self.name}: {self.done} items were processed, but the source has only {length}")
 
     def _then(self, value: T, key: Key[T] | None) -> Position:
-        return Position(self.done + 1, None if key is None else key(value))
+        after = None if key is None else key(value)
+        if key is not None and after is None:
+            raise ValueError(f"{self.name}: the key of {value!r} is None, which means: before the first item")
+        return Position(self.done + 1, after)
 
     @staticmethod
     def _after(item: _Item[Any]) -> None:
@@ -250,11 +263,13 @@ class Cascade(_Cascade):
         with connection.transaction():
             self.position = Position.from_json(self.checkpoints.take(connection))
         if not connection.autocommit:
-            connection.commit()
+            with _in_no_block():
+                connection.commit()
         self._checked(source, key)
-        rest = iter(
-            source(self.position.after) if callable(source) else itertools.islice(source, self.position.done, None)
-        )
+        rest = iter(source(self.position.after) if callable(source) else source)
+        for passed in range(0 if callable(source) else self.done):
+            if next(rest, _END) is _END:
+                raise self._shorter(passed)
         while self._before(source):
             try:
                 value = next(rest)
@@ -288,12 +303,13 @@ class AsyncCascade(_Cascade):
         async with connection.transaction():
             self.position = Position.from_json(await self.checkpoints.take(connection))
         if not connection.autocommit:
-            await connection.commit()
+            with _in_no_block():
+                await connection.commit()
         self._checked(source, key)
-        skip = 0 if callable(source) else self.position.done
         rest = aiter(_both(source(self.position.after) if callable(source) else source))
-        for _ in range(skip):
-            await anext(rest, None)
+        for passed in range(0 if callable(source) else self.done):
+            if await anext(rest, _END) is _END:
+                raise self._shorter(passed)
         while self._before(source):
             try:
                 value = await anext(rest)
@@ -314,9 +330,25 @@ async def _both(source: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
             yield value
 
 
+_BLOCK: Final = "the connection is within a transaction block; each item is a transaction of its own"
+
+
+@contextlib.contextmanager
+def _in_no_block() -> Generator[None]:
+    """The same where the connection isn't in autocommit: there only psycopg itself knows, and says so at a commit."""
+    from psycopg import ProgrammingError
+
+    try:
+        yield
+    except ProgrammingError as error:
+        if error.sqlstate is not None:
+            raise
+        raise ValueError(_BLOCK) from error
+
+
 def _no_block(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     """An item's transaction within another one would be a savepoint: nothing of it would be committed with it."""
     from psycopg.pq import TransactionStatus
 
     if connection.autocommit and connection.info.transaction_status is not TransactionStatus.IDLE:
-        raise ValueError("the connection is within a transaction block; each item is a transaction of its own")
+        raise ValueError(_BLOCK)
