@@ -26,9 +26,7 @@ class Retention:
     """
 
     def __init__(self, jobs: JobSchedulerService, days: float, ledger_days: float) -> None:
-        self._jobs = jobs
-        self._age = timedelta(days=days)
-        self._ledger_age = timedelta(days=ledger_days)
+        self._jobs, self._days, self._ledger_days = jobs, days, ledger_days
 
     async def run(self) -> None:
         """For ever."""
@@ -41,9 +39,10 @@ class Retention:
     async def step(self) -> None:
         """Prunes once; a fault is logged, and the next time is soon enough."""
         try:
-            if self._ledger_age and (ranges := await self._jobs.prune_ledger(self._ledger_age)):
-                log.info("deleted %d records of ticks that did not run more than %s ago", ranges, self._ledger_age)
-            done = await self._jobs.prune(self._age) if self._age else []
+            ranges = await self._jobs.prune_ledger(timedelta(days=self._ledger_days)) if self._ledger_days else 0
+            if ranges:
+                log.info("deleted %d records of ticks that did not run, older than %g days", ranges, self._ledger_days)
+            done = await self._jobs.prune(timedelta(days=self._days)) if self._days else []
         except DATABASE_FAULTS as e:
             log.warning("old records were not deleted: %s", e)
         except Exception:
@@ -51,4 +50,4 @@ class Retention:
         else:
             if done:
                 rows = sum(item.rows for item in done)
-                log.info("deleted %d runs of %d codes that ended more than %s ago", rows, len(done), self._age)
+                log.info("deleted %d runs of %d codes that ended more than %g days ago", rows, len(done), self._days)
