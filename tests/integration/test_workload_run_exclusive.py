@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from leasedjob.identity import RunIdentity
@@ -141,6 +142,30 @@ def test_a_lost_lease_stops_the_command(hosts: Hosts, tmp_path: Path) -> None:
     assert process.wait() == 75, "exit 0, but nothing of it could be recorded"
     assert "lease lost" in process.err
     assert hosts.row()["status"] == "RUNNING", "the other owner's"
+
+
+DEAF = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("got SIGTERM", flush=True))
+print("ready", flush=True)
+while True:
+    with open(sys.argv[1], "w") as file:
+        file.write(str(time.time()))
+    time.sleep(0.02)
+"""
+
+
+def test_what_loses_its_lease_in_silence_has_ended_before_the_next_one_may_begin(hosts: Hosts, tmp_path: Path) -> None:
+    """The command is deaf to SIGTERM, and its grace period is longer than the lease."""
+    process = hosts.start(sys.executable, "-c", DEAF, str(tmp_path / "alive"), options=("--lease", "15"))
+    process.line("ready")
+    with psycopg.connect(hosts.database.dsn) as stranger:  # no heartbeat gets through
+        row = stranger.execute("SELECT modified_at FROM leasedjob.job_scheduler FOR UPDATE").fetchone()
+        assert row is not None
+        process.line("got SIGTERM")
+        assert process.wait() == 128 + signal.SIGKILL
+    assert float((tmp_path / "alive").read_text() or 0) < row[0].timestamp() + 15
+    assert hosts.row()["attempt"] == 1
 
 
 def test_a_lost_lease_keeps_a_code_of_its_own(hosts: Hosts, tmp_path: Path) -> None:

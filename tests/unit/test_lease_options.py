@@ -137,6 +137,13 @@ def test_without_heartbeats_trust_just_ends() -> None:
     assert Trust(lease=100, interval=0, sent=0).wait(10) == 88
 
 
+@pytest.mark.parametrize(("stopping", "until"), [(0, 98), (20, 78), (60, pytest.approx(98 * 2 / 3))])
+def test_work_that_takes_its_time_to_stop_is_told_earlier(stopping: float, until: float) -> None:
+    trust = Trust(lease=100, interval=30, sent=1000, stopping=stopping)
+    assert trust.until - 1000 == until
+    assert trust.end == 1098
+
+
 def test_keep_beats_until_lost() -> None:
     """The conversation itself, with a clock that only moves in pauses."""
     from uuid import uuid4

@@ -327,9 +327,11 @@ def finish(
 # --- run_exclusive: what follows from how the work ended -------------------------------------------------------------
 
 
-def execution(acquired: JobAcquired, options: Resolved, clock: Clock = boottime) -> tuple[JobExecutionLease, Trust]:
+def execution(
+    acquired: JobAcquired, options: Resolved, clock: Clock = boottime, stopping: float = 0.0
+) -> tuple[JobExecutionLease, Trust]:
     """The lease as its work sees it, and what keeps it alive."""
-    trust = Trust(options.lease_ms / 1000, options.heartbeat_ms / 1000, acquired.sent)
+    trust = Trust(options.lease_ms / 1000, options.heartbeat_ms / 1000, acquired.sent, stopping=stopping)
     lease = JobExecutionLease(
         acquired.id,
         acquired.owner_token,

@@ -40,11 +40,17 @@ class Trust:
     retry_at: float | None = None  # a beat has failed: when to try again
     failed: int = 0
     early: float = 0.0  # by how much the next beat comes before it is due
+    stopping: float = 0.0  # kept at the end, for work that takes its time to stop
+
+    @property
+    def end(self) -> float:
+        """Past this the lease may be somebody else's, whatever the database would say."""
+        return self.sent + CLOCK_RATE * self.lease
 
     @property
     def until(self) -> float:
-        """Past this the lease is not believed in, whatever the database would say."""
-        return self.sent + CLOCK_RATE * self.lease
+        """Past this the lease counts as lost: what is to stop by its end has to begin."""
+        return self.end - min(self.stopping, CLOCK_RATE * self.lease / 3)
 
     def over(self, now: float) -> bool:
         return now >= self.until
@@ -89,6 +95,10 @@ class LostSignal:
         self._calls: list[Callable[[], object]] = []
         self._watched = False
         self.reason = ""
+
+    def seconds_left(self) -> float:
+        """Until the lease may be somebody else's, where that isn't so already."""
+        return max(0.0, self._trust.end - self._clock())
 
     def is_set(self) -> bool:
         """The work should stop now."""

@@ -175,9 +175,9 @@ class Supervision:
                     self._left = True
 
 
-def lost(reason: str) -> Seen:
-    """The event that the lease is lost."""
-    return Seen(time.monotonic(), lost=True, reason=reason)
+def lost(reason: str, grace: float) -> Seen:
+    """The event that the lease is lost. `grace`: seconds in which the command has to end."""
+    return Seen(time.monotonic(), lost=True, reason=reason, grace=grace, pre_stop=0.0)
 
 
 def _nothing(_number: int, _frame: object) -> None:

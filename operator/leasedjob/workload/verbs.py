@@ -211,7 +211,12 @@ def _run_exclusive(supervision: Supervision, command: Sequence[str], arguments: 
     def work(lease: JobExecutionLease) -> None:
         nonlocal asking
         asking = False
-        lease.lost.call(lambda: supervision.tell(lost(lease.lost.reason)))
+        # By the time that somebody else may have the run the command has ended. Who has it already waits for nobody.
+        lease.lost.call(
+            lambda: supervision.tell(
+                lost(lease.lost.reason, min(arguments.grace, lease.lost.seconds_left() or arguments.grace))
+            )
+        )
         result = supervision.run(command, {**os.environ, **_identity(options, lease)})
         ended.append(result)
         if result.stop is not None and result.stop.why is Why.LOST:
@@ -225,7 +230,7 @@ def _run_exclusive(supervision: Supervision, command: Sequence[str], arguments: 
         options = _options(arguments)
         resolve(options)
         credentials = _credentials(arguments)
-        service = SyncJobSchedulerService(connection)
+        service = SyncJobSchedulerService(connection, stopping=arguments.grace)
         acquired = service.run_exclusive(options, work).acquired
     except (InvalidJobIdentityOptionsError, InvalidJobLeaseOptionsError) as error:
         _say(RUN_EXCLUSIVE, str(error))
