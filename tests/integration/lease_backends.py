@@ -82,7 +82,7 @@ class Postgres:
         self.connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
 
     def clear(self) -> None:
-        self.connection.execute("TRUNCATE leasedjob.job_scheduler, leasedjob.pruned_through")
+        self.connection.execute("TRUNCATE leasedjob.job_scheduler, leasedjob.shutdown_report, leasedjob.pruned_through")
 
     def close(self) -> None:
         self.connection.close()

@@ -37,7 +37,7 @@ from .conftest import CODE, NAMESPACE, UID, Database, request
 
 pytestmark = pytest.mark.integration
 CLUSTERS = ("east", "west")
-TABLES = "job_scheduler, job_registration, job_code, tick_ledger"
+TABLES = "job_scheduler, shutdown_report, job_registration, job_code, tick_ledger"
 
 
 @dataclass
@@ -102,23 +102,20 @@ class Leases(RuleBasedStateMachine):
     )
     def claim(self, cluster: str, ticks: list[int], rule: OverlapRule, manual: bool) -> Any:
         wanted = []
-        for ordinal, n in enumerate(ticks):
+        for n in ticks:
             tick = self.minute + timedelta(seconds=n)
             wanted.append(
-                store._claim_json(
-                    ordinal,
-                    request(
-                        tick,
-                        identity=RunIdentity.of(code=CODE, run_key=run_key_for(tick)),
-                        on_overlap=rule,
-                        manual=manual,
-                        reopen=manual,
-                        backoff_limit=1,
-                        interruption_limit=2,
-                    ),
+                request(
+                    tick,
+                    identity=RunIdentity.of(code=CODE, run_key=run_key_for(tick)),
+                    on_overlap=rule,
+                    manual=manual,
+                    reopen=manual,
+                    backoff_limit=1,
+                    interruption_limit=2,
                 )
             )
-        answers = self.ask("claim_runs", cluster=cluster, requests=json.dumps(wanted))
+        answers = self.ask("claim_runs", cluster=cluster, **store.claims_document(wanted))
         assert [answer["ordinal"] for answer in answers] == list(range(len(ticks)))
         assert not [answer for answer in answers if answer["verdict"] == "busy"]
         won = [answer for answer in answers if answer["verdict"] == "claimed"]
