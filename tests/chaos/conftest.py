@@ -37,12 +37,14 @@ class Arena:
         return f"{self.dsn} port={port}"
 
     def patch(self, function: str, old: str, new: str) -> None:
-        """Replaces text in a function of this database: the product with a mistake."""
+        """Replaces text in a function of this database, whatever its parameters: the product with a mistake."""
+        query = """
+            SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+             WHERE n.nspname || '.' || p.proname = %s"""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            row = connection.execute("SELECT pg_get_functiondef(%s::regproc)", (function,)).fetchone()
-            assert row is not None
-            assert old in row[0], f"{function} has no such text any more: {old}"
-            connection.execute(row[0].replace(old, new).encode())
+            found = [text for (text,) in connection.execute(query, (function,)) if old in text]
+            assert len(found) == 1, f"{function} has no such text any more, or more than one: {old}"
+            connection.execute(found[0].replace(old, new).encode())
 
 
 @pytest.fixture(scope="session")
