@@ -62,10 +62,12 @@ def test_a_mistake_is_found(
     if broken is Broken.GROUP_OVERLAP:  # few jobs that are often free, so that many ask for them at one instant
         values |= {"codes": 2, "work": 0.05}
     made = plan(arena, layer, stubborn=1.0, **{"work": 3 * LEASE, "codes": 8, **values})
+    # Without the code's lock two claims overlap, or one of them moves the watermark past the other's tick.
+    wanted = {broken, Broken.LOST_KEY} if broken is Broken.GROUP_OVERLAP else {broken}
     found: set[Broken] = set()
     seconds, deadline = 2.0, time.monotonic() + 120
-    while broken not in found and time.monotonic() < deadline:
+    while not found & wanted and time.monotonic() < deadline:
         history = run(made, arena.dsn, harm, seconds, to_the_end=False)
         found |= only(history.violations())
         seconds *= 1.5  # chance decides who meets whom
-    assert broken in found
+    assert found & wanted, found
