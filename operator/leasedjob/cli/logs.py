@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from leasedjob.cli.exits import Exit, Failure
-from leasedjob.cli.options import (
-    Tick,
-    cluster_options,
-    complete_jobs,
-    complete_run_keys,
-    complete_ticks,
-    rfc3339,
-    target,
-)
+from leasedjob.cli.options import cluster_options, complete_jobs, rfc3339, target, which_run
 from leasedjob.cli.output import printable
 
 if TYPE_CHECKING:
@@ -29,16 +21,7 @@ Object = dict[str, Any]
 
 @click.command()
 @click.argument("name", shell_complete=complete_jobs)
-@click.option(
-    "--at",
-    "--tick",
-    "tick",
-    type=Tick(),
-    metavar="TICK",
-    shell_complete=complete_ticks,
-    help="Of the run of this tick; default: of the latest run.",
-)
-@click.option("--run-key", metavar="KEY", shell_complete=complete_run_keys, help="Of the run with this key.")
+@which_run(at="Of the run of this tick; default: of the latest run.", run_key="Of the run with this key.")
 @click.option("-p", "--previous", is_flag=True, help="Of the run before the latest one.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="NUMBER", help="The attempt; default: the latest.")
 @click.option("-c", "--container", metavar="NAME", help="The container; default: the first of the workload's.")

@@ -102,6 +102,18 @@ def rfc3339(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def which_run(*, at: str, run_key: str) -> Callable[[F], F]:
+    """--at (also --tick) and --run-key: which run of the LeasedJob is meant. The arguments are their help."""
+
+    def decorate(function: F) -> F:
+        function = click.option("--run-key", metavar="KEY", shell_complete=complete_run_keys, help=run_key)(function)
+        return click.option(
+            "--at", "--tick", "tick", type=Tick(), metavar="TICK", shell_complete=complete_ticks, help=at
+        )(function)
+
+    return decorate
+
+
 # --- completion: silent on every error, and quick ---------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from leasedjob.cli.exits import Exit, Failure, Phase
-from leasedjob.cli.options import Tick, complete_run_keys, complete_ticks, rfc3339, target
+from leasedjob.cli.options import rfc3339, target, which_run
 from leasedjob.cli.output import Format, printable, show_object
 from leasedjob.cli.request import raise_unless_good, request
 from leasedjob.cli.wait import Wait, answered, first_answer
@@ -28,21 +28,7 @@ def repair_options(function: F) -> F:
     for add in (
         click.option("-y", "--yes", is_flag=True, help="Don't ask."),
         click.option("--reason", metavar="TEXT", help="Why; kept in the LeasedJobRun and in the audit line."),
-        click.option(
-            "--run-key",
-            metavar="KEY",
-            shell_complete=complete_run_keys,
-            help="The run with this key; none is needed for type Initial.",
-        ),
-        click.option(
-            "--at",
-            "--tick",
-            "tick",
-            type=Tick(),
-            metavar="TICK",
-            shell_complete=complete_ticks,
-            help="The run of this tick.",
-        ),
+        which_run(at="The run of this tick.", run_key="The run with this key; none is needed for type Initial."),
     ):
         function = add(function)
     return function

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from leasedjob.cli.exits import Exit, Failure, Phase
-from leasedjob.cli.options import (
-    Tick,
-    cluster_options,
-    complete_jobs,
-    complete_run_keys,
-    complete_ticks,
-    rfc3339,
-    target,
-)
+from leasedjob.cli.options import cluster_options, complete_jobs, rfc3339, target, which_run
 from leasedjob.cli.output import Format, dump, format_option, printable
 
 if TYPE_CHECKING:
@@ -28,20 +20,9 @@ ANSWER_SECONDS: Final = 30.0
 
 @click.command()
 @click.argument("name", shell_complete=complete_jobs)
-@click.option(
-    "--at",
-    "--tick",
-    "tick",
-    type=Tick(),
-    metavar="TICK",
-    shell_complete=complete_ticks,
-    help="A tick, e.g. 2026-07-20T03:00:00Z; default: now.",
-)
-@click.option(
-    "--run-key",
-    metavar="KEY",
-    shell_complete=complete_run_keys,
-    help="A run instead: a rerun (...Z#r1), or one that somebody asked for.",
+@which_run(
+    at="A tick, e.g. 2026-07-20T03:00:00Z; default: now.",
+    run_key="A run instead: a rerun (...Z#r1), or one that somebody asked for.",
 )
 @click.option(
     "--timeout",
