@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     tool.add_argument("folder", type=Path)
     tool = verbs.add_parser("redis", help="the same with Redis; prints the path of redis-server")
     tool.add_argument("folder", type=Path)
+    verbs.add_parser("chromium", help="bring a headless Chromium into the cache; prints the path of its launcher")
     verbs.add_parser("promtool", help="bring Prometheus' checker into the cache; prints its path")
     verbs.add_parser("kafka", help="bring the jars of a Kafka broker into the cache; prints their folder")
     load = verb("load", "import image archives into a cluster")
@@ -91,16 +92,18 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
             for node in lifecycle.find_all(cache):
                 print(f"{node.name}\t{'healthy' if lifecycle.healthy(node) else 'not healthy'}\t{node.kubeconfig}")
         case "build":
-            modules = {module.folder: module for module in binaries.ALL}
+            modules = {module.folder.partition("-")[0]: module for module in binaries.every_module()}
             if unknown := set(options.module) - set(modules):
                 raise ClusterError(f"no such module: {', '.join(sorted(unknown))}; there are {', '.join(modules)}")
-            binaries.ensure(cache, progress, tuple(modules[name] for name in options.module) or binaries.ALL)
+            binaries.ensure(cache, progress, tuple(modules[name] for name in options.module) or None)
         case "pgbouncer":
             print(packages.pgbouncer(options.folder, cache, progress))
         case "postgresql15":
             print(packages.postgresql(options.folder, cache, progress))
         case "redis":
             print(packages.redis(options.folder, cache, progress))
+        case "chromium":
+            print(packages.chromium(cache, progress))
         case "promtool":
             print(packages.promtool(cache, progress))
         case "kafka":

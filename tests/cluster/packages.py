@@ -71,6 +71,7 @@ def ensure(wanted: dict[str, str], cache: Cache, progress: Progress) -> None:
 
 # --- programs without installing their package ----------------------------------------------------------------------
 OLDEST_POSTGRESQL = "postgresql-15"
+_FONTS = ("fonts-inter", "fonts-dejavu-core")  # so that a page looks the same on each machine
 
 
 def libraries_of(depends: str) -> list[str]:
@@ -137,6 +138,30 @@ def redis(target: Path, cache: Cache, progress: Progress) -> Path:
     return _launcher(target / "redis-server", target / "usr/bin/redis-server", target)
 
 
+def chromium(cache: Cache, progress: Progress) -> Path:
+    """Chromium without a window, with its libraries and two fonts, in the cache; the path of a script that runs it."""
+    program = "chromium-headless-shell"
+    unpacked = cache.root / program
+
+    def wanted() -> list[str]:
+        simulated = output(["apt-get", "install", "--simulate", "--no-install-recommends", program])
+        fonts = [name for name in _FONTS if output(["apt-cache", "show", name])]
+        return [program, "chromium-common", *libraries_to_come(simulated), *fonts] if simulated else []
+
+    binary = unpacked / "usr/lib/chromium" / program
+    _unpack("Chromium", wanted, unpacked, binary, cache, progress)
+    fonts = unpacked / "fonts.conf"
+    families = "".join(
+        f"<alias binding='same'><family>{generic}</family><prefer><family>{font}</family></prefer></alias>"
+        for generic, font in (("sans-serif", "Inter"), ("system-ui", "Inter"), ("monospace", "DejaVu Sans Mono"))
+    )
+    fonts.write_text(
+        f"<fontconfig><dir>{unpacked}/usr/share/fonts</dir><dir>/usr/share/fonts</dir>"
+        f"<cachedir>{unpacked}/fontcache</cachedir>{families}</fontconfig>"
+    )
+    return _launcher(unpacked / "chromium", binary, unpacked, FONTCONFIG_FILE=str(fonts))
+
+
 def promtool(cache: Cache, progress: Progress) -> Path:
     """Prometheus' own checker, which needs no library but the system's; the path of `promtool` in the cache."""
     unpacked = cache.root / "prometheus"
@@ -174,9 +199,11 @@ def _unpack(
             progress.run(unpack, what=f"unpacking {archive.name}", log=log, timeout=60)
 
 
-def _launcher(path: Path, program: Path, tree: Path) -> Path:
+def _launcher(path: Path, program: Path, tree: Path, **environment: str) -> Path:
     """A script that runs `program` with the libraries that came with it."""
     libraries = sorted({str(found.parent) for found in tree.rglob("lib*.so.*") if found.parent.parent.name == "lib"})
-    path.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={":".join(libraries)} exec {program} "$@"\n')
+    libraries += sorted(str(found) for found in tree.glob("usr/lib/*/pulseaudio"))  # where PulseAudio has its own
+    more = "".join(f"{name}={value} " for name, value in environment.items())
+    path.write_text(f'#!/bin/sh\n{more}LD_LIBRARY_PATH={":".join(libraries)} exec {program} "$@"\n')
     path.chmod(0o755)
     return path
