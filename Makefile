@@ -1,7 +1,8 @@
 # LeasedJob. `make` lists the targets.
 #
 # Variables: KUBECONFIG=path (make demo, make e2e: a cluster of yours; only when given on make's command line),
-# LEASEDJOB_CACHE=path (built programs, images and clusters; default ~/.cache/leasedjob), PYTHON=python3.11, PYTEST=options.
+# LEASEDJOB_CACHE=path (built programs, images and clusters; default ~/.cache/leasedjob), PYTHON=python3.11, PYTEST=options,
+# KUBERNETES=1.34 (make test, integration, e2e, soak, programs, cluster-up, demo: a minor version other than the newest).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,7 +11,9 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 PYTEST ?=
-TEST_CLUSTER ?= test
+KUBERNETES ?=
+# Each version has a test cluster of its own: one that is up is never taken for another.
+TEST_CLUSTER ?= test$(addprefix -,$(subst .,,$(KUBERNETES)))
 # These tests wait more than they compute: more of them at a time than cores.
 WORKERS ?= 3
 E2E_WORKERS ?= 4
@@ -20,6 +23,13 @@ ifeq ($(origin KUBECONFIG),command line)
 export LEASEDJOB_KUBECONFIG := $(KUBECONFIG)
 endif
 unexport KUBECONFIG
+
+ifneq ($(KUBERNETES),)
+ifeq ($(wildcard tests/cluster/go/kube-$(KUBERNETES)/go.mod),)
+$(error KUBERNETES=$(KUBERNETES): there is no such version here; there are $(patsubst tests/cluster/go/kube-%/go.mod,%,$(sort $(wildcard tests/cluster/go/kube-*/go.mod))))
+endif
+export LEASEDJOB_KUBERNETES := $(KUBERNETES)
+endif
 
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m tests.cluster

@@ -5,6 +5,7 @@ environment:
                           that exists already is ever touched
   LEASEDJOB_REGISTRY      push the images to this registry, which that cluster pulls from; needs docker or podman
   LEASEDJOB_CLUSTER_FROM  kind or one-node: leave the other sources out
+  LEASEDJOB_KUBERNETES    a minor version of Kubernetes, one of those in tests/cluster/go (make ... KUBERNETES=1.34)
   LEASEDJOB_CACHE         built programs, images and running clusters; default ~/.cache/leasedjob
 """
 

@@ -1,4 +1,8 @@
-"""The cluster's programs, built from pinned Go modules and cached by version."""
+"""The cluster's programs, built from pinned Go modules and cached by version.
+
+`LEASEDJOB_KUBERNETES` (`make … KUBERNETES=1.34`) names a minor version of Kubernetes. Each folder `go/kube-MINOR` is
+one that can be built; by default the newest is.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache as remembered
 from pathlib import Path
 
 from tests.cluster.layout import GO_MODULES, Cache, digest
 from tests.cluster.progress import ClusterError, Progress, clean_environment, output
 
-KUBERNETES = "1.37.2"
+KUBERNETES_VARIABLE = "LEASEDJOB_KUBERNETES"
 CONTAINERD = "2.4.2"
 GO_NEEDED = (1, 26)
 BUILD_SECONDS = 45 * 60
@@ -49,24 +54,10 @@ def _kubernetes_ldflags(version: str) -> str:
 
 
 _KUBERNETES = "k8s.io/kubernetes/cmd"
+_KUBE_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "kube-proxy")
 _CONTAINERD = "github.com/containerd/containerd/v2"
 
 ETCD = Module("etcd", {"etcd": "go.etcd.io/etcd/server/v3"})
-KUBE = Module(
-    "kube",
-    {
-        name: f"{_KUBERNETES}/{name}"
-        for name in (
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-            "kubelet",
-            "kubectl",
-            "kube-proxy",
-        )
-    },
-    ldflags=_kubernetes_ldflags(KUBERNETES),
-)
 CONTAINER = Module(
     "containerd",
     {name: f"{_CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
@@ -76,13 +67,69 @@ CONTAINER = Module(
 HELM = Module("helm", {"helm": "helm.sh/helm/v4/cmd/helm"})
 DNS = Module("dns", {"coredns": "."})
 PAUSE = Module("pause", {"pause": "."})
-ALL = (ETCD, KUBE, CONTAINER, HELM, DNS, PAUSE)
+_OF_ANY_KUBERNETES = (ETCD, CONTAINER, HELM, DNS, PAUSE)
 
 
-def cache_key() -> str:
-    """Changes with a module's pins, its sources and how it is built."""
-    flags = [f"{m.folder} {m.ldflags} {m.tags} {sorted(m.programs.items())}" for m in ALL]
-    return f"{KUBERNETES}-{digest([GO_MODULES], *flags)}"
+@remembered
+def kubernetes_versions() -> Mapping[str, str]:
+    """Minor -> version of each Kubernetes that can be built, the oldest first; their pins are the one place for it."""
+    found = {}
+    for pins in GO_MODULES.glob("kube-*/go.mod"):
+        version = re.search(r"^require k8s\.io/kubernetes v(\d+\.\d+\.\d+)$", pins.read_text(), re.MULTILINE)
+        if version is None:
+            raise ClusterError(f"{pins} names no version of k8s.io/kubernetes")
+        found[pins.parent.name.removeprefix("kube-")] = version[1]
+    return dict(sorted(found.items(), key=lambda item: tuple(map(int, item[1].split(".")))))
+
+
+def kubernetes_asked(env: Mapping[str, str] = os.environ) -> str | None:
+    """The version of Kubernetes that is asked for by name; None where none is.
+
+    Raises ClusterError that names those that exist, where it isn't one of them.
+    """
+    asked = env.get(KUBERNETES_VARIABLE, "").strip().removeprefix("v")
+    if not asked:
+        return None
+    known = kubernetes_versions()
+    if asked in known:
+        return known[asked]
+    if asked in known.values():
+        return asked
+    raise ClusterError(f"KUBERNETES={asked}: there is no such version here; there are {', '.join(known)}")
+
+
+def kubernetes_version(env: Mapping[str, str] = os.environ) -> str:
+    """The version of Kubernetes that is built: the one that is asked for, else the newest."""
+    return kubernetes_asked(env) or list(kubernetes_versions().values())[-1]
+
+
+def kube(version: str | None = None) -> Module:
+    """Kubernetes' own programs."""
+    version = version or kubernetes_version()
+    minor, _, _ = version.rpartition(".")
+    return Module(
+        f"kube-{minor}",
+        {name: f"{_KUBERNETES}/{name}" for name in _KUBE_PROGRAMS},
+        ldflags=_kubernetes_ldflags(version),
+    )
+
+
+def every_module(version: str | None = None) -> tuple[Module, ...]:
+    """All that a cluster needs, by the name that `build` takes: the folder's up to its first dash."""
+    return (ETCD, kube(version), *_OF_ANY_KUBERNETES[1:])
+
+
+def cache_key(version: str | None = None) -> str:
+    """Changes with a module's pins, its sources and how it is built; begins with Kubernetes' version."""
+    version = version or kubernetes_version()
+    modules = every_module(version)
+    flags = [f"{m.folder} {m.ldflags} {m.tags} {sorted(m.programs.items())}" for m in modules]
+    return f"{version}-{digest([GO_MODULES / m.folder for m in modules], *flags)}"
+
+
+def version_of(folder: Path) -> str:
+    """The version of Kubernetes whose programs are in a folder of the cache."""
+    return folder.name.rpartition("-")[0]
 
 
 def go_version(text: str | None) -> tuple[int, int] | None:
@@ -123,9 +170,11 @@ def get_go(cache: Cache, progress: Progress) -> str:
     return str(program)
 
 
-def ensure(cache: Cache, progress: Progress, modules: tuple[Module, ...] = ALL) -> Path:
-    """The folder with the programs of `modules`; builds what isn't there. Minutes the first time, else nothing."""
+def ensure(cache: Cache, progress: Progress, modules: tuple[Module, ...] | None = None) -> Path:
+    """The folder with the programs of `modules` (default: all); builds what isn't there. Minutes the first time, else
+    nothing."""
     target = cache.binaries(cache_key())
+    modules = every_module() if modules is None else modules
     missing = [(m, p) for m in modules for p in m.programs if not (target / p).exists()]
     if not missing:
         return target
@@ -144,7 +193,7 @@ def _build(missing: list[tuple[Module, str]], target: Path, cache: Cache, progre
     partial = target / "partial"
     partial.mkdir(exist_ok=True)
     progress.say(
-        f"building {len(missing)} programs of Kubernetes {KUBERNETES} from source with {go} "
+        f"building {len(missing)} programs of Kubernetes {version_of(target)} from source with {go} "
         "(the first time about 10 minutes on two cores; kept for later runs)"
     )
     env = clean_environment(CGO_ENABLED="0", GOWORK="off")

@@ -122,7 +122,10 @@ def up(cache: Cache, name: str, progress: Progress, *, index: int | None = None,
         raise ClusterError("a one-node Kubernetes needs root: its containers, mounts and network are made directly")
     with _locked(cache, name):
         node = find(cache, name)
+        asked = binaries.kubernetes_asked()
         if node is not None and _recovers(node, progress):
+            if asked is not None:
+                same_minor(f"cluster {name}", binaries.version_of(node.binaries), asked)
             progress.say(f"cluster {name} is up: {node.kubeconfig}")
             return node
         if node is not None:
@@ -142,6 +145,15 @@ def up(cache: Cache, name: str, progress: Progress, *, index: int | None = None,
             _remove(node)
             raise
         return node
+
+
+def same_minor(what: str, version: str, asked: str) -> None:
+    """Raises ClusterError where a cluster that is there has another minor version than the one that is asked for."""
+    if version.split(".")[:2] != asked.split(".")[:2]:
+        raise ClusterError(
+            f"{what} runs Kubernetes {version or '(unknown)'}, and {asked} is asked for: remove it, or take another "
+            "name (TEST_CLUSTER=name)"
+        )
 
 
 def _recovers(node: Node, progress: Progress) -> bool:
@@ -174,7 +186,7 @@ def _reserve(cache: Cache, name: str, programs: Path, index: int | None, fast_no
 
 
 def _start(node: Node, progress: Progress) -> None:
-    progress.say(f"starting Kubernetes {binaries.KUBERNETES}: cluster {node.name}, {node.address}")
+    progress.say(f"starting Kubernetes {binaries.version_of(node.binaries)}: cluster {node.name}, {node.address}")
     _write_files(node)
     _make_cgroups(node)
     with (node.log / "init.log").open("ab") as log:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Machine:
     linux: bool
     root: bool
     forced: str | None = None
+    kubernetes: str | None = None  # the version that is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,16 @@ def choose(machine: Machine) -> Choice:
         return Choice(Source.USER, f"the cluster of {machine.kubeconfig}")
     if machine.forced not in (None, "", Source.KIND, Source.ONE_NODE):
         return Choice(None, f"{FORCE_VARIABLE}={machine.forced}: must be {Source.KIND} or {Source.ONE_NODE}")
-    if machine.engine and machine.forced != Source.ONE_NODE:
+    # A version that is asked for by name is built from source: kind's images are of versions of their own.
+    if machine.engine and machine.forced != Source.ONE_NODE and not machine.kubernetes:
         return Choice(Source.KIND, f"kind, because {machine.engine} answers")
     if machine.linux and machine.root and machine.forced != Source.KIND:
         return Choice(Source.ONE_NODE, "a one-node Kubernetes in namespaces of its own")
+    if machine.kubernetes:
+        reason = f"Kubernetes {machine.kubernetes} is built from source here: that needs Linux and root, and no "
+        return Choice(
+            None, f"{reason}{FORCE_VARIABLE}={Source.KIND}; a cluster of yours is used by {KUBECONFIG_VARIABLE}"
+        )
     lines = [
         "no cluster can be had on this machine. One of these helps:",
         f"  - name a cluster: {KUBECONFIG_VARIABLE}=path-of-a-kubeconfig, or make ... KUBECONFIG=path",
@@ -86,6 +93,7 @@ def observe(env: Mapping[str, str] = os.environ) -> Machine:
         linux=sys.platform == "linux",
         root=os.geteuid() == 0,
         forced=env.get(FORCE_VARIABLE) or None,
+        kubernetes=binaries.kubernetes_asked(env),
     )
 
 
@@ -113,22 +121,39 @@ def up(cache: Cache, name: str, progress: Progress, env: Mapping[str, str] = os.
     if choice.source is Source.ONE_NODE:
         return _of_node(lifecycle.up(cache, name, progress))
     if choice.source is Source.USER:
-        return _of_user(cache, name, Path(machine.kubeconfig or ""), progress)
+        return _of_the_version(_of_user(cache, name, Path(machine.kubeconfig or ""), progress), machine.kubernetes)
     return _of_kind(cache, name, machine.engine or "docker", progress)
 
 
 def find(cache: Cache, name: str, env: Mapping[str, str] = os.environ) -> Cluster | None:
     """The cluster that `up` would use, if it is there already; starts and builds nothing."""
     quiet = Progress()
+    asked = binaries.kubernetes_asked(env)
     if named := env.get(KUBECONFIG_VARIABLE):
-        return _of_user(cache, name, Path(named), quiet)
+        return _of_the_version(_of_user(cache, name, Path(named), quiet), asked)
     node = lifecycle.find(cache, name)
     if node is not None and lifecycle.healthy(node):
-        return _of_node(node)
+        return _of_the_version(_of_node(node), asked)
     if (engine := _kind_engine(cache, name)) is not None:
         cluster = _kind_cluster(cache, name, engine, quiet)
-        return cluster if _answers(cluster.kubectl, cluster.kubeconfig) else None
+        return _of_the_version(cluster, asked) if _answers(cluster.kubectl, cluster.kubeconfig) else None
     return None
+
+
+def _of_the_version(cluster: Cluster, asked: str | None) -> Cluster:
+    """The cluster, if its Kubernetes is of the minor version that is asked for."""
+    if asked is not None:
+        argv = [cluster.kubectl, "--kubeconfig", str(cluster.kubeconfig), "get", "--raw", "/version"]
+        lifecycle.same_minor(f"the cluster of {cluster.kubeconfig}", server_version(output(argv, timeout=20)), asked)
+    return cluster
+
+
+def server_version(answer: str | None) -> str:
+    """1.37.2 from what an API server says of its version; empty where that can't be read."""
+    try:
+        return str(json.loads(answer or "")["gitVersion"]).removeprefix("v")
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def down(cache: Cache, name: str, progress: Progress) -> None:
@@ -154,7 +179,8 @@ def _clients(cache: Cache, progress: Progress) -> tuple[str, str]:
     kubectl, helm = shutil.which("kubectl"), shutil.which("helm")
     if kubectl and helm:
         return kubectl, helm
-    wanted = binaries.Module("kube", {"kubectl": binaries.KUBE.programs["kubectl"]}, binaries.KUBE.ldflags)
+    kube = binaries.kube()
+    wanted = replace(kube, programs={"kubectl": kube.programs["kubectl"]})
     built = binaries.ensure(cache, progress, (wanted, binaries.HELM))
     return kubectl or str(built / "kubectl"), helm or str(built / "helm")
 

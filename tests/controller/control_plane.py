@@ -70,7 +70,7 @@ class ControlPlane:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        bin_ = binaries.ensure(Cache.from_env(), Progress(), (binaries.ETCD, binaries.KUBE))
+        bin_ = binaries.ensure(Cache.from_env(), Progress(), (binaries.ETCD, binaries.kube()))
         client_port, peer_port = free_port(), free_port()
         (self.folder / "tokens.csv").write_text(f"{self.token},admin,admin,system:masters\n")
         self._certificates()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cluster import binaries, images, jars, kind, packages, source
+from tests.cluster import binaries, images, jars, kind, lifecycle, packages, source
 from tests.cluster.layout import REPOSITORY, Cache, digest
 from tests.cluster.progress import ClusterError, Progress, clean_environment, wait_for
 from tests.cluster.source import Machine, Source
@@ -174,17 +176,84 @@ def test_an_old_go_is_no_go(tmp_path: Path) -> None:
 
 
 def test_programs_are_built_reproducibly_from_pinned_modules() -> None:
-    for module in binaries.ALL:
+    for module in (*binaries.every_module("1.34.4"), binaries.kube("1.37.2")):
+        assert (binaries.GO_MODULES / module.folder / "go.sum").exists() or module is binaries.PAUSE
         for program in module.programs:
             argv = module.command("go", program, Path("/out"))
             assert argv[:3] == ["go", "build", "-trimpath"]
             assert argv[-2] == f"/out/{program}"
-    assert any(
-        f"gitVersion=v{binaries.KUBERNETES}" in argument
-        for argument in binaries.KUBE.command("go", "kubelet", Path("/o"))
-    )
-    pins = (Path(binaries.__file__).parent / "go" / "kube" / "go.mod").read_text()
-    assert f"k8s.io/kubernetes v{binaries.KUBERNETES}\n" in pins
+
+
+def test_each_kubernetes_is_built_from_its_own_pins_into_a_folder_of_its_own() -> None:
+    versions = binaries.kubernetes_versions()
+    assert list(versions) == ["1.34", "1.37"], "the oldest first; the chart's kubeVersion and the docs name them too"
+    for minor, version in versions.items():
+        assert version.startswith(f"{minor}.")
+        module = binaries.kube(version)
+        assert module.folder == f"kube-{minor}"
+        assert any(f"gitVersion=v{version}" in argument for argument in module.command("go", "kubelet", Path("/o")))
+        pins = (binaries.GO_MODULES / module.folder / "go.mod").read_text()
+        staging = version.replace("1.", "v0.", 1)
+        replaced = re.findall(r"^replace (\S+) => (\S+) (\S+)$", pins, re.MULTILINE)
+        assert len(replaced) > 25
+        assert {(old == new, pin) for old, new, pin in replaced} == {(True, staging)}
+        assert binaries.version_of(Path("/cache/bin") / binaries.cache_key(version)) == version
+    keys = {binaries.cache_key(version) for version in versions.values()}
+    assert len(keys) == len(versions)
+
+
+@pytest.mark.parametrize("asked", ["1.34", "v1.34", "1.34.4"])
+def test_a_version_of_kubernetes_is_asked_for_by_name(asked: str) -> None:
+    assert binaries.kubernetes_version({binaries.KUBERNETES_VARIABLE: asked}) == "1.34.4"
+
+
+def test_the_newest_kubernetes_is_the_default() -> None:
+    assert binaries.kubernetes_asked({}) is None
+    assert binaries.kubernetes_version({}) == binaries.kubernetes_version({binaries.KUBERNETES_VARIABLE: "1.37"})
+
+
+@pytest.mark.parametrize("asked", ["1.33", "1.34.99", "latest", "34"])
+def test_a_version_that_cannot_be_built_is_refused_with_those_that_can(asked: str) -> None:
+    with pytest.raises(ClusterError, match=rf"KUBERNETES={asked}: .*; there are 1\.34, 1\.37$"):
+        binaries.kubernetes_version({binaries.KUBERNETES_VARIABLE: asked})
+    done = subprocess.run(
+        ["make", "-n", "cluster-up", f"KUBERNETES={asked}"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"KUBERNETES={asked}: there is no such version here; there are 1.34 1.37" in done.stderr
+
+
+def test_each_version_has_a_test_cluster_of_its_own() -> None:
+    def shown(*more: str) -> str:
+        argv = ["make", "-n", "cluster-up", *more]
+        env = {k: v for k, v in os.environ.items() if k not in ("TEST_CLUSTER", "KUBERNETES")}
+        return subprocess.run(
+            argv, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60, env=env
+        ).stdout
+
+    assert "tests.cluster up test\n" in shown()
+    assert "tests.cluster up test-134\n" in shown("KUBERNETES=1.34")
+    assert "tests.cluster up mine\n" in shown("KUBERNETES=1.34", "TEST_CLUSTER=mine")
+
+
+def test_a_cluster_of_another_version_is_not_taken_for_the_one_that_is_asked_for() -> None:
+    lifecycle.same_minor("cluster test", "1.34.2", "1.34.4")
+    with pytest.raises(ClusterError, match=r"cluster test runs Kubernetes 1\.37\.2, and 1\.34\.4 is asked for"):
+        lifecycle.same_minor("cluster test", "1.37.2", "1.34.4")
+    with pytest.raises(ClusterError, match=r"\(unknown\)"):
+        lifecycle.same_minor("cluster test", source.server_version(None), "1.34.4")
+    assert source.server_version('{"gitVersion": "v1.34.4"}') == "1.34.4"
+    assert source.server_version("no JSON") == ""
+
+
+def test_a_version_that_is_asked_for_is_built_and_no_image_of_kind() -> None:
+    asked = Machine(None, "docker", True, True, kubernetes="1.34.4")
+    assert source.choose(asked).source is Source.ONE_NODE
+    without = source.choose(Machine(None, "docker", True, False, kubernetes="1.34.4"))
+    assert without.source is None
+    assert "1.34.4 is built from source" in without.reason
+    assert source.choose(Machine("/k", "docker", True, True, kubernetes="1.34.4")).source is Source.USER
 
 
 def test_only_missing_packages_are_installed() -> None:
