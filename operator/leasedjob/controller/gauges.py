@@ -54,6 +54,7 @@ class Gauges:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.states: dict[Key, JobState] = {}  # of all jobs, as they were at the last step
         self._series = JobSeries(engine.metrics, engine.settings.metrics_jobs)
         self._starts: dict[str, tuple[int, datetime | None]] = {}  # by uid: generation, next start
         self._deadlines: dict[str, tuple[object, datetime | None]] = {}  # by uid: what it follows from, deadline
@@ -75,6 +76,7 @@ class Gauges:
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         self._forget(entries)
+        self.states = states
         await asyncio.sleep(0)
         self._series.show(states)
         metrics.jobs.set(len(entries))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
@@ -44,6 +45,8 @@ class Kube:
         self._kubeconfig = kubeconfig
         self._connections = connections
         self._api: ApiClient
+        self.answered_at: float | None = None  # by time.monotonic(), whatever the answer was
+        self.silence = ""  # why the last request got no answer; "" if it got one
 
     async def __aenter__(self) -> Self:
         settings = Configuration()
@@ -82,15 +85,17 @@ class Kube:
             async with asyncio.timeout(seconds):
                 response = await self._api.call_api(verb, url, headers, body if body is not None else payload)
                 if begin_only and response.status < 400:
+                    self._heard()
                     response.response.close()
                     return {}
                 data = await response.read()
         except (OSError, TimeoutError) as e:
-            raise KubeError(0, "NoAnswer", f"{method} {path}: {type(e).__name__} {e}".strip()) from e
+            raise self._silent(method, path, e) from e
         except Exception as e:
             if type(e).__module__.startswith("aiohttp"):
-                raise KubeError(0, "NoAnswer", f"{method} {path}: {type(e).__name__} {e}".strip()) from e
+                raise self._silent(method, path, e) from e
             raise
+        self._heard()
         try:
             parsed = json.loads(data) if data else {}
         except ValueError:
@@ -98,6 +103,14 @@ class Kube:
         if response.status >= 400:
             raise KubeError(response.status, parsed.get("reason") or "", parsed.get("message") or "")
         return parsed
+
+    def _heard(self) -> None:
+        self.answered_at, self.silence = time.monotonic(), ""
+
+    def _silent(self, method: str, path: str, why: Exception) -> KubeError:
+        error = KubeError(0, "NoAnswer", f"{method} {path}: {type(why).__name__} {why}".strip())
+        self.silence = str(error)
+        return error
 
     # --- paths -------------------------------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class Poller:
             raise
         if self._health.database:
             engine.hurry()  # what waits for its next try need not wait any longer
-        self._health.database = ""
+        self._health.database, self._health.database_at = "", time.monotonic()
         engine.metrics.database_up.set(1)
         self._health.admit(engine)
         if rows and not complete:
@@ -230,6 +230,7 @@ class Health:
     definitions: str = "the served definitions have not been read yet"
     schema: str = "the database's schema has not been read yet"
     database: str = "the database has not been asked yet"
+    database_at: float | None = None  # when it last answered, by time.monotonic()
     seen: Counter[str] = field(default_factory=Counter)  # watch events by kind of object
     silent_since: dict[str, float] = field(default_factory=dict)
     scopes: frozenset[str | None] = frozenset()  # what may be watched: namespaces, or None for all of them

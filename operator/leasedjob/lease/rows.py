@@ -371,6 +371,26 @@ class CodeState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSummary:
+    """A cluster as the database knows it: how many LeasedJobs it has registered, and how many of them are suspended."""
+
+    cluster: str
+    jobs: int
+    suspended: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredBy:
+    """One cluster's object that stands for a code."""
+
+    cluster: str
+    namespace: str
+    name: str
+    policy: str
+    suspended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """Who asks for something to be done to a run; what the audit line says.
 

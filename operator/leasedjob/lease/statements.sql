@@ -171,6 +171,32 @@ SELECT g.code, g.namespace, g.uid
   FROM leasedjob.job_registration g
  WHERE g.cluster = %(cluster)s;
 
+-- name: held_leases
+-- Leases that are held, in all clusters, those that end first; and how many there are.
+SELECT s.*, count(*) OVER () AS total
+  FROM leasedjob.run_summary s
+ WHERE s.status = 'RUNNING'
+ ORDER BY leasedjob.expires_at(s.modified_at, s.lease_ms), s.id
+ LIMIT %(limit)s;
+
+-- name: runs_since
+-- Runs that have changed since, in all clusters, the latest first.
+SELECT s.*
+  FROM leasedjob.run_summary s
+ WHERE s.changed_at >= %(since)s
+ ORDER BY s.changed_at DESC, s.id
+ LIMIT %(limit)s;
+
+-- name: clusters
+-- Which clusters have registered LeasedJobs, and how many.
+SELECT g.cluster, count(*) AS jobs, count(*) FILTER (WHERE g.suspended) AS suspended
+  FROM leasedjob.job_registration g GROUP BY g.cluster ORDER BY g.cluster;
+
+-- name: registered_by
+-- Which clusters have registered a code, and from which object.
+SELECT g.cluster, g.namespace, g.name, g.policy, g.suspended
+  FROM leasedjob.job_registration g WHERE g.code = %(code)s ORDER BY g.cluster;
+
 -- name: adopt
 -- A Pod takes a claim over.
 SELECT * FROM leasedjob.adopt(%(id)s, %(claim_token)s, %(new_token)s, %(pod_uid)s, %(pod_name)s);

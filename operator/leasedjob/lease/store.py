@@ -37,6 +37,7 @@ from leasedjob.lease.rows import (
     ClaimRequest,
     ClaimResult,
     ClaimVerdict,
+    ClusterSummary,
     CodeState,
     JobSchedulerStatus,
     LedgerEntry,
@@ -44,6 +45,7 @@ from leasedjob.lease.rows import (
     Passed,
     Recorded,
     Registered,
+    RegisteredBy,
     Registration,
     Released,
     Run,
@@ -462,6 +464,27 @@ class OperatorStore:
     async def codes_with_news(self, cluster: str, since: datetime) -> dict[str, datetime]:
         """Codes of this cluster whose ledger or suspension changed at or after `since`, and when it did."""
         return {row["code"]: row["at"] for row in await self._rows("codes_with_news", cluster=cluster, since=since)}
+
+    # --- for people to look at -----------------------------------------------------------------------------------
+
+    async def held_leases(self, cluster: str, *, limit: int) -> tuple[list[Run], int]:
+        """RUNNING rows of all clusters and of the library, those whose leases end first; and how many there are in all.
+        `cluster` only decides `held_here`."""
+        rows = await self._rows("held_leases", limit=limit)
+        return [_run(row, cluster) for row in rows], rows[0]["total"] if rows else 0
+
+    async def runs_since(self, cluster: str, since: datetime, *, limit: int) -> list[Run]:
+        """Rows of all clusters with `changed_at` >= since, the latest change first; `cluster` only decides
+        `held_here`."""
+        return [_run(row, cluster) for row in await self._rows("runs_since", since=since, limit=limit)]
+
+    async def clusters(self) -> list[ClusterSummary]:
+        """The clusters that have registered LeasedJobs, by name."""
+        return [ClusterSummary(**row) for row in await self._rows("clusters")]
+
+    async def registered_by(self, code: str) -> list[RegisteredBy]:
+        """Which clusters have registered the code, by name."""
+        return [RegisteredBy(**row) for row in await self._rows("registered_by", code=code)]
 
     async def take_shutdown_reports(self, cluster: str, *, limit: int = 500) -> list[tuple[PhaseEnd, ...]]:
         """How programs of this cluster's Pods have stopped; each is given to one caller, once. What can't be read is
