@@ -36,10 +36,11 @@ class FaultyProxy(_Server):
 
     Args:
         delay: seconds that each piece of data takes under Fault.DELAY.
+        address: where it listens.
     """
 
-    def __init__(self, host: str, port: int, *, delay: float = 0.3) -> None:
-        super().__init__()
+    def __init__(self, host: str, port: int, *, delay: float = 0.3, address: str = "127.0.0.1") -> None:
+        super().__init__(address=address)
         self._target = host, port
         self._delay = delay
         self._fault = Fault.NONE

@@ -85,7 +85,8 @@ class Tally:
     late: int = 0  # let in although a newer token had been given, of which the sink hadn't heard
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: dict(v) if isinstance(v, Counter) else v for name, v in values.items()}
 
 
 @dataclass(slots=True)

@@ -24,8 +24,9 @@ POLL = 0.02  # seconds
 class _Server:
     """A listening socket and its event loop in a thread. Use as a context manager."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
         self._tls = tls
+        self._address = address
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
         self._listening = threading.Event()
@@ -36,7 +37,7 @@ class _Server:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.set_exception_handler(lambda *_: None)
-        server = self._loop.run_until_complete(asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls))
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, self._address, 0, ssl=self._tls))
         self.port = server.sockets[0].getsockname()[1]
         self._listening.set()
         self._loop.run_forever()

@@ -337,7 +337,7 @@ def an_old_token_let_in(story: Story, accepted: bool = True) -> None:
 def a_token_of_nobody(story: Story) -> None:
     story.job("chaos/a")
     story.succeed("chaos/a", BASE)
-    story.work("chaos/a", BASE, 99, BASE + 1, BASE + 2, done=False, effects=False)
+    story.work("chaos/a", BASE, 99, BASE + 5.8, BASE + 6.2, done=False, effects=False)
 
 
 CASES: list[tuple[Callable[[Story], None], set[Broken], int]] = [
