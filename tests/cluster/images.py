@@ -178,16 +178,16 @@ def forget_script(buildah: list[str], current: list[Image]) -> str:
     return f"{ours} | {{ grep -vxF {keep} || :; }} | xargs -r {program} rmi"
 
 
-def wheels(cache: Cache, progress: Progress) -> Path:
+def wheels(cache: Cache, progress: Progress, sources: Path = REPOSITORY) -> Path:
     """The folder with the wheels that the images install, downloaded once for each set of lock files."""
-    locks = [REPOSITORY / "requirements" / f"{name}.txt" for name in _LOCKS]
+    locks = [sources / "requirements" / f"{name}.txt" for name in _LOCKS]
     folder = cache.root / "wheels" / digest(locks)
     if not folder.exists():
         progress.say("downloading the Python packages of the images")
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        script = [str(REPOSITORY / "requirements" / "download-wheels.sh"), os.uname().machine]
+        script = [str(sources / "requirements" / "download-wheels.sh"), os.uname().machine]
         pip = f"{sys.executable} -m pip"
         progress.run(
             ["sh", *script, pip, str(partial)], what="downloading wheels", log=cache.logs / "wheels.log", timeout=600
@@ -197,12 +197,12 @@ def wheels(cache: Cache, progress: Progress) -> Path:
 
 
 @contextmanager
-def _context(wheels_folder: Path) -> Iterator[Path]:
-    """A build context with the working tree's sources and the wheels; the working tree itself stays as it is."""
+def _context(sources: Path, wheels_folder: Path) -> Iterator[Path]:
+    """A build context with the sources and the wheels; the folder of the sources itself stays as it is."""
     with tempfile.TemporaryDirectory(prefix="leasedjob-context-") as temporary:
         context = Path(temporary)
         for name in _SOURCES:
-            source = REPOSITORY / name
+            source = sources / name
             if source.is_dir():
                 shutil.copytree(source, context / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
@@ -217,37 +217,57 @@ def project_archives(cache: Cache, progress: Progress, env: Mapping[str, str] = 
     The build has a store of its own in the cache and runs in a mount namespace of its own: nothing of it shows in the
     machine's own container store or mounts.
     """
-    base = base_archive(cache, progress)
     images = project_images(project_tag(base_key()))
     target = {image: cache.images / f"{image.target}-{_content(image, base_key())}.tar" for image in images}
     with (cache.root / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [image for image in images if not target[image].exists()]
-        if not missing:
-            return target
-        packages.ensure(packages.BUILD, cache, progress)
-        folder = wheels(cache, progress)
-        log = cache.logs / "images.log"
-        progress.say(f"building the images {', '.join(i.target for i in missing)} ({missing[0].tag})")
-        with _context(folder) as context, tempfile.TemporaryDirectory(prefix="leasedjob-buildah-") as run:
-            buildah = ["buildah", "--root", str(cache.root / "buildah"), "--runroot", run]
-            commands = [[*buildah, "pull", "-q", f"docker-archive:{base}:{BASE_IMAGE}"]]
-            for image in missing:
-                partial = target[image].with_suffix(".partial")
-                commands += [
-                    buildah_build_command(buildah, image, context),
-                    ["rm", "-f", str(partial)],
-                    [*buildah, "push", "-q", image.name, f"docker-archive:{partial}:{image.name}"],
-                    ["mv", str(partial), str(target[image])],
-                ]
-            script = "set -ex\n" + "\n".join(shlex.join(c) for c in commands)
-            script += "\n" + forget_script(buildah, images)
-            isolated = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
-            environment = clean_environment(PATH=packages.search_path(), TMPDIR=run)
-            progress.run(isolated, what="building the images", log=log, timeout=BUILD_SECONDS, env=environment)
-        for old in stale(cache.images, set(target.values())):
-            old.unlink()
+        if missing := {image: path for image, path in target.items() if not path.exists()}:
+            _build(missing, REPOSITORY, cache, progress, current=images)
+            for old in stale(cache.images, set(target.values())):
+                old.unlink()
     return target
+
+
+def release_archives(name: str, sources: Path, cache: Cache, progress: Progress) -> dict[Image, Path]:
+    """The operator's and the sidecar's image of another release, from its sources; `name` is their tag."""
+    base_archive(cache, progress)
+    key = f"{name}-{digest([sources / part for part in _SOURCES], base_key())}"
+    images = [image for image in project_images(name) if image.target != "postgresql"]
+    target = {image: cache.images / f"release-{image.target}-{key}.tar" for image in images}
+    with (cache.root / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if missing := {image: path for image, path in target.items() if not path.exists()}:
+            _build(missing, sources, cache, progress)
+    return target
+
+
+def _build(
+    wanted: Mapping[Image, Path], sources: Path, cache: Cache, progress: Progress, current: list[Image] | None = None
+) -> None:
+    """Builds images from sources, each into its archive; where `current` ones are named, the store keeps no others."""
+    packages.ensure(packages.BUILD, cache, progress)
+    base = base_archive(cache, progress)
+    folder = wheels(cache, progress, sources)
+    log = cache.logs / "images.log"
+    tag = next(iter(wanted)).tag
+    progress.say(f"building the images {', '.join(image.target for image in wanted)} ({tag})")
+    with _context(sources, folder) as context, tempfile.TemporaryDirectory(prefix="leasedjob-buildah-") as run:
+        buildah = ["buildah", "--root", str(cache.root / "buildah"), "--runroot", run]
+        commands = [[*buildah, "pull", "-q", f"docker-archive:{base}:{BASE_IMAGE}"]]
+        for image, archive_path in wanted.items():
+            partial = archive_path.with_suffix(".partial")
+            commands += [
+                buildah_build_command(buildah, image, context),
+                ["rm", "-f", str(partial)],
+                [*buildah, "push", "-q", image.name, f"docker-archive:{partial}:{image.name}"],
+                ["mv", str(partial), str(archive_path)],
+            ]
+        script = "set -ex\n" + "\n".join(shlex.join(c) for c in commands)
+        if current is not None:
+            script += "\n" + forget_script(buildah, current)
+        isolated = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
+        environment = clean_environment(PATH=packages.search_path(), TMPDIR=run)
+        progress.run(isolated, what="building the images", log=log, timeout=BUILD_SECONDS, env=environment)
 
 
 def stale(folder: Path, current: set[Path]) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Releases that an upgrade starts from: archives, so that its test needs neither history nor registry."""
