@@ -69,14 +69,25 @@ lint: $(VENV) ## Style, types, directions of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy -p tests.cluster -p bench
+	@$(BIN)/mypy -p tests.cluster -p bench -p docsite
 	@PYTHONPATH=operator $(BIN)/lint-imports --no-cache
 
-generate: $(VENV) ## Write the generated files: the CRDs
+generate: $(VENV) ## Write the generated files: the CRDs, pages of the reference
 	@$(BIN)/python -m leasedjob.api.crd
+	@$(BIN)/python -m docsite
 
-verify: $(VENV) ## Check that the generated files are current
+verify: $(VENV) ## Check that the generated files are current, and that the documentation builds
 	@$(BIN)/python -m leasedjob.api.crd --check
+	@$(BIN)/python -m docsite --check
+	@$(MAKE) --no-print-directory docs
+
+# The variable: MkDocs' theme would tell of another version of MkDocs at each build.
+.PHONY: docs docs-serve
+docs: $(VENV) ## Build the documentation into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(VENV) ## Show the documentation on http://127.0.0.1:8000, built anew at each change
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 unit: $(VENV) ## Tests that need nothing but Python
 	@$(BIN)/pytest -q -rs $(wildcard tests/unit tests/properties tests/contract) -n 2 $(PYTEST)

@@ -808,6 +808,22 @@ def test_warnings_pass_unless_strict(call: Call, tmp_path: Path) -> None:
     assert lint(call, tmp_path, text, "--strict").exit_code == Exit.INVALID
 
 
+def test_lint_says_what_a_lease_is_good_for(call: Call, tmp_path: Path) -> None:
+    text = manifest(
+        lease={"durationSeconds": 120, "heartbeatSeconds": 15}, shutdown={"terminationGracePeriodSeconds": 30}
+    )
+    _, said = lint(call, tmp_path, text, "--timing").stdout.splitlines()
+    assert said.endswith(
+        "leasedjob/hello: a lease of 120 s is trusted for 70 s: the database may be away for 55 s, "
+        "a lost node's run goes on within 120 s"
+    )
+    (found,) = json.loads(lint(call, tmp_path, text, "-o", "json").stdout)
+    assert (found["timing"]["trustedSeconds"], found["timing"]["takeoverSeconds"]) == (70, 120)
+    (refused,) = json.loads(lint(call, tmp_path, manifest(lease={"durationSeconds": 30}), "-o", "json").stdout)
+    assert refused["timing"] is None
+    assert refused["problems"]
+
+
 def test_lint_of_nothing_of_ours(call: Call, tmp_path: Path) -> None:
     assert lint(call, tmp_path, "kind: Service\n").exit_code == Exit.USAGE
     assert lint(call, tmp_path, "").exit_code == Exit.USAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,13 @@ Object = dict[str, Any]
     "-f", "--filename", "files", multiple=True, type=click.Path(), metavar="FILE", help="A manifest; - is stdin."
 )
 @click.option("--strict", is_flag=True, help="Warnings count as problems.")
+@click.option("--timing", is_flag=True, help="Say what each lease is good for: trust, outages, takeover.")
 @format_option(Format.JSON, Format.YAML, Format.NAME)
 @cluster_options
 @click.pass_context
-def command(ctx: click.Context, paths: tuple[str, ...], files: tuple[str, ...], strict: bool, output: Format) -> None:
+def command(
+    ctx: click.Context, paths: tuple[str, ...], files: tuple[str, ...], strict: bool, timing: bool, output: Format
+) -> None:
     """Judge manifests of LeasedJobs and LeasedJobRuns, offline.
 
     The verdict is that of the API server's schema and rules and of the operator together. Exit code 20 says that
@@ -57,7 +61,7 @@ def command(ctx: click.Context, paths: tuple[str, ...], files: tuple[str, ...], 
             click.echo(f"{entry['kind'].lower()}.{GROUP}/{entry['name']}")
     else:
         for entry in found:
-            for line in _lines(entry):
+            for line in _lines(entry, timing):
                 click.echo(printable(line))
     if bad:
         raise Failure(Exit.INVALID, f"{len(bad)} of {len(found)} objects would not be accepted" if len(found) > 1 else (
@@ -84,6 +88,7 @@ def _judge(document: Document) -> Object:
             {"field": problem.field, "reason": str(problem.reason), "message": problem.message} for problem in problems
         ],
         "warnings": [] if problems else list(_warnings(document)),
+        "timing": None if problems else _timing(document),
     }
 
 
@@ -98,7 +103,23 @@ def _warnings(document: Document) -> Iterator[str]:
         yield from timetable.warnings
 
 
-def _lines(entry: Object) -> Iterator[str]:
+def _timing(document: Document) -> Object | None:
+    """What the lease is good for, in whole seconds; None of what has no lease of its own."""
+    from leasedjob.api.v1alpha1 import LeasedJobSpec, parse_job
+
+    spec = parse_job(document.body) if document.kind == "LeasedJob" else None
+    if not isinstance(spec, LeasedJobSpec):
+        return None
+    timing = spec.timing
+    return {
+        "trustedSeconds": math.floor(timing.trust),
+        "outageSeconds": math.floor(timing.tolerated_outage),
+        "takeoverSeconds": timing.duration,
+        "message": timing.in_words(),
+    }
+
+
+def _lines(entry: Object, timing: bool) -> Iterator[str]:
     what = f"{entry['where']}: {entry['kind'].lower()}/{entry['name'] or '?'}"
     for problem in entry["problems"]:
         yield f"{what}: {problem['field']}{': ' if problem['field'] else ''}{problem['message']}"
@@ -106,3 +127,5 @@ def _lines(entry: Object) -> Iterator[str]:
         yield f"{what}: warning: {warning}"
     if not entry["problems"] and not entry["warnings"]:
         yield f"{what}: ok"
+    if timing and entry["timing"]:
+        yield f"{what}: {entry['timing']['message']}"

@@ -91,6 +91,19 @@ class Timing:
         """Seconds for which one successful heartbeat is trusted, counted from when it was sent."""
         return CLOCK_RATE * self.duration - self.fence_budget
 
+    @property
+    def tolerated_outage(self) -> float:
+        """Seconds for which the database may be away without healthy work being stopped: it may have gone just before a
+        heartbeat."""
+        return self.trust - self.heartbeat
+
+    def in_words(self) -> str:
+        """What this timing means for whoever chose it."""
+        return (
+            f"a lease of {self.duration} s is trusted for {math.floor(self.trust)} s: the database may be away for "
+            f"{math.floor(self.tolerated_outage)} s, a lost node's run goes on within {self.duration} s"
+        )
+
     def problem(self) -> str | None:
         """Why this timing can't hold the fence, as `<field>: <what is wrong>`; None where it can."""
         if text := self.trust_problem():
