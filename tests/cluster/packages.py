@@ -162,6 +162,24 @@ def chromium(cache: Cache, progress: Progress) -> Path:
     return _launcher(unpacked / "chromium", binary, unpacked, FONTCONFIG_FILE=str(fonts))
 
 
+def faketime(cache: Cache, progress: Progress) -> Path:
+    """libfaketime, which lets a process see another time than the machine's; the path of the library in the cache."""
+    unpacked = cache.root / "faketime"
+
+    def wanted() -> list[str]:
+        return ["libfaketime"] if output(["apt-cache", "show", "libfaketime"]) else []
+
+    def found() -> Path | None:
+        return next(iter(sorted(unpacked.glob("usr/lib/*/faketime/libfaketime.so.1"))), None)
+
+    if (library := found()) is None:
+        _unpack("libfaketime", wanted, unpacked, unpacked / "usr/lib/libfaketime", cache, progress)
+        library = found()
+    if library is None:
+        raise ClusterError("the Debian package libfaketime has no libfaketime.so.1")
+    return library
+
+
 def promtool(cache: Cache, progress: Progress) -> Path:
     """Prometheus' own checker, which needs no library but the system's; the path of `promtool` in the cache."""
     unpacked = cache.root / "prometheus"
