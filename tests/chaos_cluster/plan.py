@@ -75,7 +75,7 @@ def faults(seed: int, minutes: float) -> list[Fault]:
     dice = random.Random(f"faults {seed}")
     deck = _deck(dice)
     end = minutes * 60 - QUIET
-    at, found = QUIET, []
+    at, found = QUIET, list[Fault]()
     while at < end:
         kind = next(deck)
         shortest, longest = KINDS[kind]
@@ -85,7 +85,7 @@ def faults(seed: int, minutes: float) -> list[Fault]:
             kind=kind,
             at=round(at, 1),
             seconds=round(seconds, 1),
-            cluster=dice.choice(CLUSTERS),
+            cluster="" if kind.startswith(("postgres", "holder")) else dice.choice(CLUSTERS),
             place=dice.random(),
             sign=dice.choice((-1, 1)),
         )

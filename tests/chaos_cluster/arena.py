@@ -1,0 +1,320 @@
+"""One run: brings everything up, lets it work while harm is done, heals, waits until all is decided, and collects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos_cluster import holders, plan, sites, tether
+from tests.chaos_cluster.database import DBNAME, OWNER, OWNER_PASSWORD, NotNowError, Replicated
+from tests.chaos_cluster.harm import Harm, NobodyError
+from tests.chaos_cluster.holders import Holding
+from tests.chaos_cluster.manifests import Real, manifest
+from tests.chaos_cluster.records import Done, Evidence, Job, Line, read
+from tests.chaos_cluster.sites import Logs, Site, at_once, wait_for
+from tests.cluster.layout import Cache
+from tests.cluster.onenode import HOST_ADDRESS
+from tests.cluster.progress import Progress
+
+HOLDERS: Final = 160
+CODES: Final = 80
+PROCESSES: Final = 8
+DOORS: Final = 5  # of the database: the clusters', and four of the holders
+SETTLE_SECONDS: Final = 300.0  # within which everything has to be decided and ended, once all is healed
+MINUTE: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is run."""
+
+    seed: int
+    minutes: float
+    folder: Path
+
+    @property
+    def longest(self) -> float:
+        """Seconds that a workload takes at most: some last over their next tick, and all end soon after the end."""
+        return 40.0 if self.minutes < 10 else 100.0
+
+
+def run(settings: Settings, cache: Cache, progress: Progress, *, keep: bool = False) -> Evidence:
+    """Args:
+    keep: the clusters are left running at the end.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="leasedjob-chaos-") as name, contextlib.ExitStack() as stack:
+            work = Path(name)
+            work.chmod(0o755)
+            return _Run(settings, work, cache, progress, stack).run()
+    finally:
+        if not keep:
+            sites.tear_down(plan.CLUSTERS, cache, progress)
+
+
+class _Run:
+    def __init__(
+        self, settings: Settings, work: Path, cache: Cache, progress: Progress, stack: contextlib.ExitStack
+    ) -> None:
+        self._settings, self._work, self._cache, self._progress = settings, work, cache, progress
+        self._stack = stack
+        self._stop = threading.Event()
+        self._done: list[Done] = []
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._jobs = plan.jobs(settings.seed, settings.longest)
+
+    def run(self) -> Evidence:
+        say, settings = self._progress.say, self._settings
+        shutil.rmtree(settings.folder, ignore_errors=True)
+        settings.folder.mkdir(parents=True)
+        faults = plan.faults(settings.seed, settings.minutes)
+        # Clusters first: the host's address, on which the others listen, comes with them.
+        clusters, image, values = sites.bring_up(plan.CLUSTERS, self._cache, self._progress)
+        database = self._stack.enter_context(Replicated(self._work / "postgresql", HOST_ADDRESS, DOORS))
+        say("PostgreSQL: a primary and its synchronous standby")
+        recorder = self._recorder()
+        secret = {
+            "host": HOST_ADDRESS,
+            "port": str(database.doors[0].port),
+            "dbname": DBNAME,
+            "user": OWNER,
+            "password": OWNER_PASSWORD,
+        }
+        installed = at_once(*(lambda c=cluster: sites.install(c, values, secret, self._work) for cluster in clusters))
+        say("operators are ready")
+        by_name = {site.name: site for site in installed}
+        logs = Logs(installed, settings.folder / "logs")
+        logs.start()
+        self._stack.callback(logs.stop)
+        since = self._create(installed, recorder, image.name)
+        holding = self._hold(database, recorder, since)
+        begin = time.time()
+        say(f"{len(self._jobs)} LeasedJobs, {holding.holders} simulated holders; the harm begins: {len(faults)} faults")
+        harm = Harm(by_name, database, lambda: self._processes, self._stop)
+        self._harm(harm, faults, begin)
+        say("all is healed")
+        until = self._settle(installed, database, holding)
+        say("all is decided and ended" if until else "SOMETHING IS STILL OPEN")
+        evidence = Evidence(
+            jobs=self._asked_for(since, holding),
+            until=until or self._last,
+            changes=database.changes(),
+            ranges=database.ranges(),
+            lines=read(self._lines, Line),
+            faults=sorted(self._done, key=lambda done: done.number),
+            addresses={site.name: site.node.address for site in installed},
+            settings={
+                "seed": settings.seed,
+                "minutes": settings.minutes,
+                "what": f"2 clusters with 2 operators each, {len(self._jobs)} LeasedJobs, {holding.holders} simulated"
+                f" holders of {holding.codes} codes",
+                "begin": begin,
+                "jobs": [asdict(job) for job in self._jobs],
+                "plan": [asdict(fault) for fault in faults],
+                "at the end": self._at_end(installed, database),
+            },
+        )
+        evidence.save(settings.folder)
+        return evidence
+
+    # --- what works --------------------------------------------------------------------------------------------------
+
+    @property
+    def _lines(self) -> Path:
+        return self._work / "lines.jsonl"
+
+    def _recorder(self) -> tuple[str, int]:
+        process = tether.start(
+            "tests.chaos_cluster.recorder", HOST_ADDRESS, "0", str(self._lines),
+            log=self._settings.folder / "recorder.log",
+        )  # fmt: skip
+        self._stack.callback(tether.end, process)
+        assert process.stdout is not None
+        return HOST_ADDRESS, int(process.stdout.readline())
+
+    def _create(self, installed: Sequence[Site], recorder: tuple[str, int], image: str) -> float:
+        """All LeasedJobs in each cluster, within one minute, so that it's clear which tick is the first; an instant
+        between."""
+        while time.time() % MINUTE > 30:
+            time.sleep(0.2)
+        since = time.time()
+        objects = [manifest(job, recorder=recorder, image=image) for job in self._jobs]
+        at_once(*(lambda site=site: site.kubectl.apply(*objects) for site in installed))
+        accepted = wait_for(lambda: all(self._accepted(site) for site in installed), seconds=20)
+        assert time.time() // MINUTE == since // MINUTE, "the machine was too slow to create them within half a minute"
+        assert accepted, "not all LeasedJobs were accepted"
+        return since
+
+    @staticmethod
+    def _accepted(site: Site) -> bool:
+        found = site.kubectl.items("leasedjobs")
+        return all(
+            any(c["type"] == "Ready" and c["status"] == "True" for c in (job.get("status") or {}).get("conditions", []))
+            for job in found
+        )
+
+    def _hold(self, database: Replicated, recorder: tuple[str, int], since: float) -> Holding:
+        holding = Holding(
+            dsns=[database.owner_conninfo(door) for door in range(1, DOORS)],
+            recorder=recorder,
+            first=(int(since // MINUTE) + 1) * MINUTE,
+            processes=PROCESSES,
+            holders=HOLDERS,
+            codes=CODES,
+            lease=20.0,
+            heartbeat=4.0,
+            work=15.0,
+            failing=0.1,
+            seed=self._settings.seed,
+        )
+        holding.save(self._work)
+        self._processes = [self._holder(number) for number in range(PROCESSES)]
+        ended = threading.Event()
+
+        def watch() -> None:
+            """Another process in the place of one that was killed."""
+            while not ended.wait(0.5):
+                for number, process in enumerate(self._processes):
+                    if process.poll() not in (None, 0) and not ended.is_set():
+                        tether.end(process)
+                        self._processes[number] = self._holder(number)
+
+        watcher = threading.Thread(target=watch, name="holders", daemon=True)
+        watcher.start()
+
+        def end() -> None:
+            ended.set()
+            watcher.join()
+            for process in self._processes:
+                tether.end(process)
+
+        self._stack.callback(end)
+        return holding
+
+    def _holder(self, number: int) -> subprocess.Popen[bytes]:
+        log = self._settings.folder / "holders.log"
+        return tether.start("tests.chaos_cluster.holders", str(self._work), str(number), log=log)
+
+    def _asked_for(self, since: float, holding: Holding) -> list[Job]:
+        def real(job: Real) -> Job:
+            timing = job.timing
+            return Job(
+                code=job.code, policy=job.policy, every=job.every, offset=job.offset, since=since, lease=timing.lease,
+                budget=min(20.0, timing.lease / 10) + timing.grace + 5, simulated=False, deadline=job.deadline,
+                missed=job.missed,
+            )  # fmt: skip
+
+        simulated = [
+            Job(
+                code=code,
+                policy="",
+                every=1,
+                offset=0,
+                since=since,
+                lease=holding.lease,
+                budget=holders.STOPPING,
+                simulated=True,
+            )
+            for code in sorted({holding.code(number) for number in range(holding.holders)})
+        ]
+        return [*map(real, self._jobs), *simulated]
+
+    # --- harm --------------------------------------------------------------------------------------------------------
+
+    def _harm(self, harm: Harm, faults: Sequence[plan.Fault], begin: float) -> None:
+        """Each fault in a thread of its own, at its time; returns when all are healed, at the end of the minutes."""
+        threads = []
+        try:
+            for fault in faults:
+                time.sleep(max(0.0, begin + fault.at - time.time()))
+                thread = threading.Thread(target=self._do, args=(harm, fault), name=f"fault-{fault.number}")
+                thread.start()
+                threads.append(thread)
+            time.sleep(max(0.0, begin + self._settings.minutes * MINUTE - time.time()))
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _do(self, harm: Harm, fault: plan.Fault) -> None:
+        begin, target, note = time.time(), "", ""
+        try:
+            context = harm.does(fault)
+            begin = time.time()
+            with context as target:
+                self._progress.say(f"  {fault.number:3} {fault.kind} {fault.cluster} {target} {fault.seconds:.0f} s")
+                self._stop.wait(fault.seconds)
+        except (NobodyError, NotNowError) as error:
+            note = str(error)
+        except Exception as error:  # whatever could not be done is told, and no verdict
+            note = f"{type(error).__name__}: {error}"[:500]
+        if note:
+            self._progress.say(f"  {fault.number:3} {fault.kind} {fault.cluster} NOT DONE: {note}")
+        done = Done(
+            number=fault.number, kind=fault.kind, cluster=fault.cluster, target=target.split(" ")[0], begin=begin,
+            end=time.time(), note=note,
+        )  # fmt: skip
+        with self._lock:
+            self._done.append(done)
+            with (self._settings.folder / "faults.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(done)) + "\n")
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _settle(self, installed: Sequence[Site], database: Replicated, holding: Holding) -> float | None:
+        """Until every tick up to now is decided and nothing is open; the last of those ticks, or None if it takes too
+        long."""
+        for site in installed:  # one that waits longer and longer before its next start is started anew
+            with contextlib.suppress(AssertionError):
+                for pod in site.operators():
+                    if not sites.ready(pod):
+                        site.system.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
+        deadline = time.monotonic() + SETTLE_SECONDS
+        self._last = int(time.time() // MINUTE) * MINUTE
+        (self._work / "last").write_text(str(self._last))
+        codes = {job.code: job for job in self._jobs}
+
+        def decided() -> bool:
+            marks = database.watermarks()
+            return all(marks.get(code, 0) >= self._latest_tick(job) for code, job in codes.items())
+
+        def within(probe: Callable[[], bool]) -> bool:
+            return wait_for(probe, seconds=max(1.0, deadline - time.monotonic()))
+
+        complete = within(decided)
+        patch = json.dumps({"spec": {"suspend": True}})
+        for site in installed:
+            suspend = ("patch", "leasedjobs", *(job.name for job in self._jobs), "--type=merge", "-p", patch)
+            within(partial(_succeeds, site, suspend))
+        complete &= within(lambda: not database.open_runs())
+        complete &= within(lambda: all(process.poll() == 0 for process in self._processes))
+        # Whoever is still there and should not be is heard of.
+        wait_for(lambda: not any(site.kubectl.items("pods") for site in installed), seconds=30)
+        return float(self._last) if complete else None
+
+    def _latest_tick(self, job: Real) -> int:
+        minutes = self._last // MINUTE
+        return (minutes - (minutes - job.offset) % job.every) * MINUTE
+
+    def _at_end(self, installed: Sequence[Site], database: Replicated) -> dict[str, Any]:
+        return {
+            "open runs": [{k: str(v) for k, v in row.items()} for row in database.open_runs()],
+            "pods": {
+                site.name: site.kubectl.run("get", "pods", "-A", "-o", "wide").stdout.splitlines() for site in installed
+            },
+        }
+
+
+def _succeeds(site: Site, words: Sequence[str]) -> bool:
+    return site.kubectl.run(*words).returncode == 0

@@ -1,0 +1,261 @@
+"""What is done to clusters, database and holders, and how it is undone. The plan says when; here is how."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.proxy import Fault as Line
+from tests.chaos_cluster import clocks
+from tests.chaos_cluster.database import NotNowError, Replicated
+from tests.chaos_cluster.plan import CLOCK_SHIFT, Fault
+from tests.chaos_cluster.sites import Site, running
+from tests.cluster import faults, lifecycle, onenode
+from tests.e2e.kube import CommandFailed, Json
+
+PATIENCE: Final = 15.0  # seconds for somebody to come to whom it can be done
+API_PORT: Final = 6443
+
+
+class NobodyError(Exception):
+    """There is nobody to do it to; the message says who was wanted."""
+
+
+@dataclass(slots=True)
+class Harm:
+    """Does faults and heals them.
+
+    Args:
+        holders: the holders' processes, by number; one that was killed has another one's place at once.
+        doors: how many doors of the database the holders have; the first one is the clusters'.
+    """
+
+    sites: dict[str, Site]
+    database: Replicated
+    holders: Callable[[], Sequence[subprocess.Popen[bytes]]]
+    stop: threading.Event
+    _kubelets: dict[str, threading.Lock] = field(default_factory=dict)
+
+    def does(self, fault: Fault) -> AbstractContextManager[str]:
+        """A context in which the fault is there; gives the name of whom it hit.
+
+        Raises:
+            NobodyError, NotNowError: it can't be done now.
+        """
+        return getattr(self, "_" + fault.kind.replace("-", "_"))(fault)  # type: ignore[no-any-return]
+
+    # --- whom --------------------------------------------------------------------------------------------------------
+
+    def _one(self, fault: Fault, what: str, container: str, there: Callable[[], Sequence[Json]]) -> tuple[Json, str]:
+        """The Pod in the fault's place and the id of its container; waits a while for one."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired):
+                if found := [(pod, id) for pod in there() if (id := running(pod, container))]:
+                    return found[int(fault.place * len(found))]
+            if time.monotonic() > deadline or self.stop.wait(0.5):
+                raise NobodyError(f"no {what} runs in {fault.cluster}")
+
+    def _operator(self, fault: Fault) -> tuple[Site, Json, str]:
+        site = self.sites[fault.cluster]
+        return site, *self._one(fault, "operator", "operator", site.operators)
+
+    def _pod(self, fault: Fault, container: str = "main") -> tuple[Site, Json, str]:
+        site = self.sites[fault.cluster]
+        return site, *self._one(fault, "workload", container, site.pods)
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _killed(self, site: Site, pod: Json, container: str) -> Iterator[str]:
+        faults.Faults(site.node).signal_container(container, signal.SIGKILL)
+        yield name_of(pod)
+
+    @contextlib.contextmanager
+    def _stopped(self, site: Site, pod: Json, container: str) -> Iterator[str]:
+        """Each process of the container by a signal, so that SIGKILL still ends them."""
+        pids = processes(site, container)
+        send(pids, signal.SIGSTOP)
+        try:
+            yield name_of(pod)
+        finally:
+            send([pid for pid in pids if pid in processes(site, container)], signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _clock(self, fault: Fault, site: Site, pod: Json, container: str, file: str) -> Iterator[str]:
+        pid = faults.Faults(site.node).container_pid(container)
+        clocks.set_clock(pid, file, fault.sign * CLOCK_SHIFT)
+        try:
+            yield f"{name_of(pod)} {fault.sign * CLOCK_SHIFT:+d} s"
+        finally:
+            with contextlib.suppress(OSError, AssertionError):
+                clocks.set_clock(pid, file, 0)
+
+    def _operator_kill(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._killed(*self._operator(fault))
+
+    def _operator_freeze(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._stopped(*self._operator(fault))
+
+    def _operator_clock(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._clock(fault, *self._operator(fault), clocks.OPERATOR_FILE)
+
+    def _sidecar_kill(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._killed(*self._pod(fault, "leasedjob-hold"))
+
+    def _sidecar_freeze(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._stopped(*self._pod(fault, "leasedjob-hold"))
+
+    def _sidecar_clock(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._clock(fault, *self._pod(fault, "leasedjob-hold"), clocks.SIDECAR_FILE)
+
+    def _workload_kill(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._killed(*self._pod(fault))
+
+    def _workload_freeze(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._stopped(*self._pod(fault))
+
+    # --- Pods and nodes ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _pod_delete(self, fault: Fault) -> Iterator[str]:
+        site, pod, _ = self._pod(fault)
+        site.kubectl.run("delete", "pod", name_of(pod), "--wait=false")
+        yield name_of(pod)
+
+    @contextlib.contextmanager
+    def _pod_freeze(self, fault: Fault) -> Iterator[str]:
+        site, pod, _ = self._pod(fault)
+        own = faults.Faults(site.node)
+        try:
+            own.freeze_pod(pod["metadata"]["uid"])
+            yield name_of(pod)
+        finally:
+            own.heal()
+
+    @contextlib.contextmanager
+    def _kubelet(self, fault: Fault, does: Callable[[faults.Faults], None]) -> Iterator[str]:
+        site = self.sites[fault.cluster]
+        lock = self._kubelets.setdefault(site.name, threading.Lock())
+        if not lock.acquire(blocking=False):
+            raise NotNowError(f"something is done to the kubelet of {site.name} already")
+        own = faults.Faults(site.node)
+        try:
+            does(own)
+            yield "kubelet"
+        finally:
+            own.heal()
+            lock.release()
+
+    def _kubelet_kill(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._kubelet(fault, lambda own: own.kill("kubelet"))
+
+    def _kubelet_freeze(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._kubelet(fault, lambda own: own.stop("kubelet"))
+
+    @contextlib.contextmanager
+    def _node_drain(self, fault: Fault) -> Iterator[str]:
+        site = self.sites[fault.cluster]
+        options = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=20s"]
+        try:
+            site.kubectl.run("drain", onenode.NODE, *options, timeout=60)
+            yield onenode.NODE
+        finally:
+            site.kubectl.run("uncordon", onenode.NODE)
+
+    # --- networks ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _cut(self, fault: Fault, rules: str, target: str) -> Iterator[str]:
+        """Packets are dropped and nobody is told, until it is healed."""
+        own = faults.Faults(self.sites[fault.cluster].node)
+        table = f"chaos_{fault.number}"
+        own.inside("nft", f"table ip {table} {{ {rules} }}")
+        try:
+            yield target
+        finally:
+            own.inside("nft", "delete", "table", "ip", table, check=False)
+
+    def _cut_database(self, fault: Fault) -> AbstractContextManager[str]:
+        port = self.database.doors[0].port
+        drop = f"tcp dport {port} drop; tcp sport {port} drop;"
+        return self._cut(fault, f"chain f {{ type filter hook forward priority -10; {drop} }};", "PostgreSQL")
+
+    def _operator_cut_api(self, fault: Fault) -> AbstractContextManager[str]:
+        _, pod, _ = self._operator(fault)
+        address = pod["status"]["podIP"]
+        there = f"chain i {{ type filter hook input priority -10; ip saddr {address} tcp dport {API_PORT} drop; }};"
+        back = f"chain o {{ type filter hook output priority -10; ip daddr {address} tcp sport {API_PORT} drop; }};"
+        return self._cut(fault, f"{there} {back}", name_of(pod))
+
+    # --- the database ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _postgres_restart(self, fault: Fault) -> Iterator[str]:
+        self.database.restart(fault.seconds)
+        yield "primary"
+
+    @contextlib.contextmanager
+    def _postgres_promote(self, fault: Fault) -> Iterator[str]:
+        self.database.promote()
+        yield "standby"
+
+    # --- holders -----------------------------------------------------------------------------------------------------
+
+    def _holder(self, fault: Fault) -> int:
+        return int(fault.place * len(self.holders()))
+
+    @contextlib.contextmanager
+    def _holder_kill(self, fault: Fault) -> Iterator[str]:
+        number = self._holder(fault)
+        self.holders()[number].kill()
+        yield f"holders-{number}"
+
+    @contextlib.contextmanager
+    def _holder_freeze(self, fault: Fault) -> Iterator[str]:
+        number = self._holder(fault)
+        process = self.holders()[number]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield f"holders-{number}"
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def _holder_cut(self, fault: Fault) -> Iterator[str]:
+        """All processes behind one door."""
+        door = 1 + int(fault.place * (len(self.database.doors) - 1))
+        self.database.doors[door].breaks(Line.DROP)
+        try:
+            yield f"door {door}"
+        finally:
+            self.database.doors[door].breaks(Line.NONE)
+
+
+def name_of(pod: Json) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def processes(site: Site, container: str) -> list[int]:
+    """The host's numbers of a container's processes; none if it has ended."""
+    wanted = container.rpartition("/")[2]
+    for folder in (lifecycle.CGROUP_ROOT / "pids" / site.node.cgroup, lifecycle.CGROUP_ROOT / site.node.cgroup):
+        for group in folder.rglob(wanted) if folder.is_dir() else ():
+            with contextlib.suppress(OSError):
+                return [int(pid) for pid in Path(group / "cgroup.procs").read_text().split()]
+    return []
+
+
+def send(pids: Sequence[int], sign: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sign)

@@ -1,0 +1,191 @@
+"""The two clusters: brought up side by side, with the product's images and two operators each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from tests.chaos_cluster import clocks
+from tests.chaos_cluster.manifests import NAMESPACE
+from tests.cluster import images, lifecycle, source
+from tests.cluster.layout import REPOSITORY, Cache
+from tests.cluster.onenode import Node
+from tests.cluster.progress import ClusterError, Progress
+from tests.cluster.source import Cluster
+from tests.e2e.kube import Helm, Json, Kubectl
+
+SYSTEM: Final = "leasedjob-system"
+RELEASE: Final = "leasedjob"
+SECRET: Final = "leasedjob-database"
+OPERATORS: Final = ("-l", "app.kubernetes.io/component=operator")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One cluster with a release in it. `kubectl` works where the jobs are, `system` where the operators are."""
+
+    name: str
+    node: Node
+    kubectl: Kubectl
+    system: Kubectl
+
+    def operators(self) -> list[Json]:
+        """Their Pods that aren't going, in the order of their names."""
+        return _staying(self.system.items("pods", *OPERATORS))
+
+    def pods(self) -> list[Json]:
+        """Pods of runs whose workload runs, in the order of their names."""
+        return [pod for pod in _staying(self.kubectl.items("pods")) if running(pod, "main")]
+
+
+def _staying(pods: Sequence[Json]) -> list[Json]:
+    kept = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return sorted(kept, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+def running(pod: Json, container: str) -> str | None:
+    """The id of a container that runs, whichever kind it is of."""
+    status = pod["status"]
+    for each in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        if each["name"] == container and "running" in each.get("state", {}):
+            return str(each["containerID"])
+    return None
+
+
+def ready(pod: Json) -> bool:
+    conditions = pod["status"].get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def at_once(*calls: Callable[[], T]) -> list[T]:
+    """What the calls give; all are done before the first error is raised."""
+    with ThreadPoolExecutor(max(1, len(calls))) as pool:
+        started = [pool.submit(call) for call in calls]
+    return [call.result() for call in started]
+
+
+def bring_up(names: Sequence[str], cache: Cache, progress: Progress) -> tuple[list[Cluster], images.Image, list[str]]:
+    """Clusters with the images in them; the image that has the package, and the chart's values for the others.
+
+    Raises:
+        ClusterError: they can't be had here.
+    """
+    if source.observe().kubeconfig or not (source.observe().linux and source.observe().root):
+        raise ClusterError("this needs clusters that can be broken: Linux, root, and no kubeconfig named")
+    archives = images.project_archives(cache, progress)
+    base = images.base_archive(cache, progress)
+    by_target = {image.target: (image, archive) for image, archive in archives.items()}
+    files = {"operator": clocks.OPERATOR_FILE, "sidecar": clocks.SIDECAR_FILE}
+    clocked = {target: clocks.clocked(*by_target[target], file, cache, progress) for target, file in files.items()}
+    wanted = [base, by_target["operator"][1], *(archive for _, archive in clocked.values())]
+
+    def one(name: str) -> Cluster:
+        node = lifecycle.up(cache, name, progress)
+        lifecycle.load(node, wanted, progress)
+        found = source.find(cache, name)
+        if found is None:
+            raise ClusterError(f"cluster {name} is not there")
+        return found
+
+    clusters = at_once(*(lambda name=name: one(name) for name in names))
+    values = [f"image.tag={clocked['operator'][0]}", f"sidecar.image.tag={clocked['sidecar'][0]}"]
+    return clusters, by_target["operator"][0], [word for value in values for word in ("--set-string", value)]
+
+
+def install(
+    cluster: Cluster, values: Sequence[str], database: Json, folder: Path
+) -> Site:  # fmt: skip
+    """The chart, anew.
+
+    Args:
+        database: what the Secret of the database says.
+        folder: for the file with the values.
+    """
+    assert cluster.node is not None
+    every = Kubectl(cluster)
+    helm = Helm(cluster)
+    helm.run("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout=60s", "--ignore-not-found")
+    for name in (NAMESPACE, SYSTEM):
+        if every.find("namespace", name):
+            every("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout=130)
+        every.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    site = Site(cluster.name, cluster.node, every.within(NAMESPACE), every.within(SYSTEM))
+    site.system.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": database})
+    merged: dict[str, Any] = {
+        "clusterName": cluster.name,
+        "database": {"existingSecret": SECRET},
+        "logLevel": "DEBUG",
+        "extraEnv": [],
+        "extraVolumes": [{"name": "clock", "emptyDir": {"medium": "Memory"}}],
+        "extraVolumeMounts": [{"name": "clock", "mountPath": str(Path(clocks.OPERATOR_FILE).parent)}],
+    }
+    file = folder / f"{cluster.name}.json"
+    file.write_text(json.dumps(merged))
+    chart = str(REPOSITORY / "charts" / "leasedjob")
+    helm("install", RELEASE, chart, "-n", SYSTEM, "-f", str(file), "--wait", "--timeout=180s", *values)
+    return site
+
+
+def tear_down(names: Sequence[str], cache: Cache, progress: Progress) -> None:
+    at_once(*(lambda name=name: lifecycle.down(cache, name, progress) for name in names))
+
+
+class Logs:
+    """The logs of operators, kept beside the records: followed, for a Pod's log goes with it."""
+
+    def __init__(self, sites: Sequence[Site], folder: Path) -> None:
+        self._sites, self._folder = sites, folder
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+
+    def start(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Once more, and no more."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            last = self._stop.wait(15)
+            for site in self._sites:
+                # The node's own files, which cost its API server nothing; those of earlier containers, too.
+                for path in (site.node.folder / "log" / "pods").glob(f"{SYSTEM}_*/operator/*.log"):
+                    self._copy(path, self._folder / f"{site.name}-{path.parts[-3].split('_')[1]}-{path.name}")
+            if last:
+                return
+
+    @staticmethod
+    def _copy(source_file: Path, target: Path) -> None:
+        try:
+            with source_file.open("rb") as file:
+                file.seek(target.stat().st_size if target.exists() else 0)
+                with target.open("ab") as copy:
+                    copy.write(file.read())
+        except OSError:
+            return
+
+
+def wait_for(probe: Callable[[], bool], *, seconds: float, every: float = 1.0) -> bool:
+    """Whether `probe` became true within the time; what it raises counts as not yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(AssertionError, OSError, psycopg.Error, subprocess.TimeoutExpired):
+            if probe():
+                return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(every)
