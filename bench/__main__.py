@@ -21,6 +21,7 @@ MEASURES: Final = {
     "heartbeat": "one heartbeat, beside one UPDATE",
     "beats": "2,000 live leases on 20 connections: how late heartbeats are",
     "sidecar": "memory, processor and start of what runs in each Pod, beside a bare psycopg process",
+    "burst": "1,000 objects due at one tick, beside CronJob and a bare client",
     "schedule": "parse and next, beside cronsim and croniter; the latest missed tick",
     "command": "kubectl leasedjob --help, beside bare Python",
     "imports": "what the sidecar's parts import",

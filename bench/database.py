@@ -24,6 +24,7 @@ class Database:
 
     server: PostgresServer
     dsn: str
+    name: str = NAME
 
     @property
     def credentials(self) -> Credentials:
@@ -43,6 +44,12 @@ class Database:
                 **{name: shown(name) for name in ("fsync", "synchronous_commit", "shared_buffers")},
                 "transport": "TCP on the loopback, no TLS",
             }
+
+    def ask(self, statement: str, *parameters: Any) -> Any:
+        """The first value of the answer."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            row = connection.execute(statement.encode(), parameters or None).fetchone()
+            return row[0] if row else None
 
     def execute(self, statement: str, *parameters: Any) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as connection:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,15 @@ def wait_until(what: str, probe: Callable[[], Any], seconds: float = 30.0, every
 
 
 class ControlPlane:
-    """etcd and kube-apiserver on the loopback, every request allowed to the one token."""
+    """etcd and kube-apiserver on the loopback, every request allowed to the one token.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        flags: further ones of the API server.
+    """
+
+    def __init__(self, folder: Path, *, flags: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._flags = flags
         self.token = secrets.token_hex(16)
         self.port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -87,7 +92,7 @@ class ControlPlane:
             f"--service-account-key-file={self.folder}/sa.key",
             f"--service-account-signing-key-file={self.folder}/sa.key",
             "--service-account-issuer=https://kubernetes.default.svc", "--authorization-mode=RBAC",
-            "--disable-admission-plugins=ServiceAccount", "--service-cluster-ip-range=10.96.0.0/16",
+            "--disable-admission-plugins=ServiceAccount", "--service-cluster-ip-range=10.96.0.0/16", *self._flags,
         )  # fmt: skip
         api = client.VersionApi(self.api())
 
