@@ -81,6 +81,10 @@ verify: $(VENV) ## Check that the generated files are current, and that the docu
 	@$(BIN)/python -m docsite --check
 	@$(MAKE) --no-print-directory docs
 
+.PHONY: snapshots
+snapshots: $(VENV) ## Write the chart's manifests that the tests compare with; read what changed in them
+	@LEASEDJOB_UPDATE_SNAPSHOTS=yes $(BIN)/pytest -q -p no:xdist tests/unit/test_chart_snapshots.py
+
 # The variable: MkDocs' theme would tell of another version of MkDocs at each build.
 .PHONY: docs docs-serve
 docs: $(VENV) ## Build the documentation into build/site; a broken link fails

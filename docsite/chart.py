@@ -1,7 +1,7 @@
 """The chart's values.schema.json and the table of values in its README, from values.yaml and its comments.
 
-`# -- text` above a key describes it; `# @schema` says what it may be: the name of a type in chart_types.yaml, or words of
-JSON Schema. What has neither has its default's type; a map with keys of its own is closed.
+`# -- text` above a key describes it; `# @schema` says what it may be: the name of a type in chart_types.yaml, or words
+of JSON Schema. What has neither has its default's type; a map with keys of its own is closed.
 """
 
 from __future__ import annotations
@@ -128,10 +128,8 @@ def _default(value: Any) -> str:
 def _tables() -> Iterator[str]:
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for value in read((CHART / "values.yaml").read_text(encoding="utf-8")):
-        if value.words == "image":  # the parts of an image are the same for each
-            default = f"`{value.default['repository']}`"
-        else:
-            default = _default(value.default)
+        # The parts of an image are the same for each.
+        default = f"`{value.default['repository']}`" if value.words == "image" else _default(value.default)
         sections.setdefault(value.section, []).append((f"`{value.path}`", default, value.text))
     for title, rows in sections.items():
         yield f"### {title}\n\n{table(('value', 'default', ''), rows)}"

@@ -1,4 +1,4 @@
-"""Fixtures of the plugin's tests: an API server that is played, and a way to call a command line."""
+"""Fixtures of the plugin's tests (an API server that is played, a way to call a command line) and of the chart's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.unit.chart_rendering import (  # noqa: F401  # fixtures
+    helm,
+    helm_home,
+    helm_program,
+    refusal,
+    render,
+    rendered,
+    text,
+)
 from tests.unit.kube_api import FakeApi, write_kubeconfig
 
 from leasedjob.cli.kubectl import PROGRAM, plugin

@@ -1,198 +1,37 @@
-"""The chart, rendered by a real helm: what is asked of it whatever the values are, and what each setting changes.
-
-Helm is the one that HELM names, the one on PATH, or the test cluster's. Where there is none these tests are skipped,
-and say so; with CI=true it is built.
-"""
+"""The chart: what is asked of it whatever the values are, and what each setting changes."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.cluster import binaries
-from tests.cluster.layout import Cache
-from tests.cluster.progress import Progress
+from docsite import chart
+from tests.unit.chart_rendering import (
+    CHART,
+    CLUSTER_SCOPED,
+    EMBEDDED,
+    EXISTING,
+    NAMESPACED,
+    REPOSITORY,
+    VARIANTS,
+    Json,
+    containers,
+    hooks,
+    one,
+    operator_env,
+    pods,
+    rules,
+)
 
 import leasedjob
+from leasedjob import protocol
+from leasedjob.api.v1alpha1 import LeasedJob
 from leasedjob.controller.settings import Settings
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-CHART = REPOSITORY / "charts" / "leasedjob"
-
-Json = dict[str, Any]
-CLUSTER_SCOPED = {
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "Namespace",
-    "PersistentVolume",
-    "PriorityClass",
-    "CustomResourceDefinition",
-}
-EXISTING: Json = {"database": {"existingSecret": "lj-database"}}
-EMBEDDED: Json = {"postgresql": {"embedded": True}}
-NAMESPACED: Json = {**EXISTING, "watchNamespaces": ["team-b", "team-a"], "clusterName": "east"}
-VARIANTS: dict[str, Json] = {
-    "existing Secret": EXISTING,
-    "embedded": EMBEDDED,
-    "embedded with a Secret of one's own": {**EMBEDDED, **EXISTING},
-    "namespaced": NAMESPACED,
-    "namespaced, embedded": {**EMBEDDED, "watchNamespaces": ["team-a"], "clusterName": "east"},
-    "everything set": {
-        **EXISTING,
-        "commonLabels": {"team": "batch"},
-        "podLabels": {"mesh": "off"},
-        "podAnnotations": {"note": "yes"},
-        "global": {"imageRegistry": "registry.example:5000", "imagePullSecrets": ["pull-a"]},
-        "imagePullSecrets": ["pull-b"],
-        "sidecar": {"imagePullSecrets": ["pull-c"], "database": {"host": "db.example", "port": 6432}},
-        "nodeSelector": {"kubernetes.io/os": "linux"},
-        "tolerations": [{"operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-        "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
-        "priorityClassName": "high",
-        "extraEnv": [{"name": "A", "value": "b"}],
-        "extraVolumes": [{"name": "more", "emptyDir": {}}],
-        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
-        "metrics": {
-            "podMonitor": {"enabled": True},
-            "service": {"annotations": {"a": "b"}},
-            "prometheusRule": {"enabled": True},
-            "dashboard": {"enabled": True},
-        },
-        "monitoring": {"pingHosts": ["hc.example"]},
-        "serviceAccount": {"annotations": {"a": "b"}},
-        "crds": {"annotations": {"a": "b"}},
-        "migrations": {"mode": "initContainer"},
-        "database": {"existingSecret": "lj-database", "ca": {"existingSecret": "db-ca", "key": "root.crt"}},
-    },
-}
-
-
-@pytest.fixture(scope="session")
-def program() -> str:
-    """The path of helm."""
-    if found := os.environ.get("HELM") or shutil.which("helm"):
-        return found
-    cache = Cache.from_env()
-    built = cache.binaries(binaries.cache_key()) / "helm"
-    if os.environ.get("CI") == "true":
-        binaries.ensure(cache, Progress(), (binaries.HELM,))
-    if not built.exists():
-        pytest.skip(
-            "THE CHART IS NOT TESTED for want of helm: put it on PATH, name it in HELM, or run `make cluster-up`"
-        )
-    return str(built)
-
-
-@pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("helm")
-
-
-@pytest.fixture
-def helm(program: str, home: Path, tmp_path: Path) -> Any:
-    """Runs helm with values; returns the finished process. No kubeconfig: a template must not need a cluster."""
-    count = itertools.count()
-
-    def run(*args: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-        file = tmp_path / f"values-{next(count)}.yaml"
-        file.write_text(yaml.safe_dump(dict(values or {})))
-        env = {"HOME": str(home), "PATH": os.environ.get("PATH", "")}
-        return subprocess.run(
-            [program, *args, "--values", str(file)], env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def rendered() -> dict[str, str]:
-    return {}
-
-
-@pytest.fixture
-def text(helm: Any, rendered: dict[str, str]) -> Any:
-    """The manifests as text. Renderings are remembered, unless `fresh`."""
-
-    def render(values: Mapping[str, Any], chart: Path = CHART, name: str = "lj", *, fresh: bool = False) -> str:
-        key = json.dumps([values, str(chart), name])
-        if key in rendered and not fresh:
-            return rendered[key]
-        done = helm("template", name, str(chart), "--namespace", "leasedjob-system", values=values)
-        assert done.returncode == 0, done.stderr
-        rendered[key] = done.stdout
-        return rendered[key]
-
-    return render
-
-
-@pytest.fixture
-def render(text: Any) -> Any:
-    def objects(values: Mapping[str, Any], **more: Any) -> list[Json]:
-        return [o for o in yaml.safe_load_all(text(values, **more)) if o]
-
-    return objects
-
-
-@pytest.fixture
-def refusal(helm: Any) -> Any:
-    """What helm says about values that it has to refuse."""
-
-    def say(values: Mapping[str, Any]) -> str:
-        done = helm("template", "lj", str(CHART), values=values)
-        assert done.returncode != 0, "accepted"
-        return str(done.stderr)
-
-    return say
-
-
-def one(objects: list[Json], kind: str, name_part: str = "") -> Json:
-    found = [o for o in objects if o["kind"] == kind and name_part in o["metadata"]["name"]]
-    assert len(found) == 1, [o["metadata"]["name"] for o in found]
-    return found[0]
-
-
-def pods(objects: list[Json]) -> Iterator[tuple[str, Json]]:
-    for o in objects:
-        spec = o.get("spec") or {}
-        if o["kind"] == "Pod":
-            yield o["metadata"]["name"], spec
-        elif isinstance(spec.get("template"), dict) and "spec" in spec["template"]:
-            yield o["metadata"]["name"], spec["template"]["spec"]
-
-
-def containers(pod: Json) -> list[Json]:
-    return [*pod.get("initContainers", []), *pod["containers"]]
-
-
-def hooks(o: Json) -> set[str]:
-    return set((o["metadata"].get("annotations") or {}).get("helm.sh/hook", "").split(",")) - {""}
-
-
-def operator_env(objects: list[Json]) -> dict[str, str]:
-    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
-    return {e["name"]: e["value"] for e in pod["containers"][0]["env"] if "value" in e}
-
-
-def rules(role: Json) -> set[tuple[str, str, str, tuple[str, ...]]]:
-    """(group, resource, verb, names) of a role."""
-    return {
-        (g, r, v, tuple(rule.get("resourceNames", ())))
-        for rule in role["rules"]
-        for g in rule["apiGroups"]
-        for r in rule["resources"]
-        for v in rule["verbs"]
-    }
-
 
 # --- whatever the values are ------------------------------------------------------------------------------------------
 
@@ -335,8 +174,8 @@ def test_the_ledger_is_kept_for_ninety_days_unless_it_is_asked_otherwise(render:
 
 
 def test_the_chart_and_the_package_have_one_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == chart["version"] == leasedjob.__version__
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == about["version"] == leasedjob.__version__
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
@@ -721,6 +560,141 @@ def test_names_fit(render: Any, name: str, full: str) -> None:
     assert all(len(o["metadata"]["name"]) <= 63 for o in objects if o["kind"] not in CLUSTER_SCOPED)
 
 
+# --- what goes where it is told to ------------------------------------------------------------------------------------
+
+
+def test_more_objects_as_they_are_and_as_templates(render: Any) -> None:
+    alert = {"annotations": {"summary": "{{ $labels.pod }} is away"}}
+    own = {"apiVersion": "example/v1", "kind": "Rule", "metadata": {"name": "own", "namespace": "x"}, "spec": alert}
+    template = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-own', namespace: x}\n"
+    objects = render({**EXISTING, "extraObjects": [own, template]})
+    assert one(objects, "Rule") == own, "braces in an object are somebody else's"
+    assert one(objects, "ConfigMap")["metadata"]["name"] == "lj-own"
+
+
+def test_annotations_variables_and_classes_reach_their_objects(render: Any) -> None:
+    objects = render(VARIANTS["everything set"] | {"migrations": {"mode": "hook"}, "revisionHistoryLimit": 0})
+    deployment = one(objects, "Deployment")
+    pod = deployment["spec"]["template"]
+    assert deployment["metadata"]["annotations"] == {"reloader": "yes"}
+    assert deployment["spec"]["revisionHistoryLimit"] == 0
+    assert pod["metadata"]["annotations"]["note"] == "yes"
+    assert pod["spec"]["containers"][0]["envFrom"] == [{"configMapRef": {"name": "more", "optional": True}}]
+    for spec in (pod["spec"], one(objects, "Job", "-migrate")["spec"]["template"]["spec"]):
+        assert spec["priorityClassName"] == "high"
+        assert spec["tolerations"] == [{"operator": "Exists"}]
+        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert spec["affinity"] == {"nodeAffinity": {}}
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "zone"
+    assert one(objects, "Service", "-metrics")["metadata"]["annotations"] == {"a": "b"}
+    assert one(objects, "ServiceAccount")["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_common_labels_are_on_every_object_of_the_charts_own(render: Any) -> None:
+    for values in (EXISTING, EMBEDDED, NAMESPACED):
+        objects = render({**values, "commonLabels": {"team": "batch"}, "networkPolicy": {"enabled": True}})
+        for o in objects:
+            if o["kind"] != "CustomResourceDefinition":
+                assert o["metadata"]["labels"]["team"] == "batch", (o["kind"], o["metadata"]["name"])
+
+
+def test_what_makes_the_databases_secret_is_no_endpoint_of_the_database(render: Any) -> None:
+    objects = render(EMBEDDED)
+    selector = one(objects, "Service", "-postgresql")["spec"]["selector"]
+    for job in (o for o in objects if o["kind"] == "Job"):
+        assert not selector.items() <= job["spec"]["template"]["metadata"]["labels"].items(), job["metadata"]["name"]
+
+
+def test_what_artifact_hub_is_told_is_so(render: Any) -> None:
+    notes = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    assert {i["image"] for i in yaml.safe_load(notes["artifacthub.io/images"])} == images(render(EMBEDDED))
+    definitions = {
+        o["metadata"]["name"]: o["spec"] for o in render(EXISTING) if o["kind"] == "CustomResourceDefinition"
+    }
+    told = yaml.safe_load(notes["artifacthub.io/crds"])
+    assert {(c["name"], c["kind"]) for c in told} == {(n, s["names"]["kind"]) for n, s in definitions.items()}
+    for crd in told:
+        assert crd["version"] in [v["name"] for v in definitions[crd["name"]]["versions"] if v["served"]]
+    for example in yaml.safe_load(notes["artifacthub.io/crdsExamples"]):
+        LeasedJob.model_validate(example)
+    assert {c["kind"] for c in yaml.safe_load(notes["artifacthub.io/changes"])} <= {
+        "added", "changed", "deprecated", "removed", "fixed", "security",
+    }  # fmt: skip
+
+
+# --- policies of the network ------------------------------------------------------------------------------------------
+
+
+def policies(objects: list[Json]) -> dict[str, Json]:
+    return {o["metadata"]["name"]: o for o in objects if o["kind"] == "NetworkPolicy"}
+
+
+def ports_of(policy: Json, way: str = "egress") -> set[tuple[str, int]]:
+    return {(p["protocol"], p["port"]) for rule in policy["spec"].get(way, []) for p in rule["ports"]}
+
+
+DNS = {("UDP", 53), ("TCP", 53)}
+API = {("TCP", 443), ("TCP", 6443)}
+DATABASE = {("TCP", 5432)}
+
+
+def test_there_is_no_policy_by_default(render: Any) -> None:
+    assert policies(render(EXISTING)) == {}
+
+
+@pytest.mark.parametrize("values", [EXISTING, EMBEDDED], ids=["existing Secret", "embedded"])
+def test_every_pod_of_the_release_has_one_policy(render: Any, values: Json) -> None:
+    """One that selects it and no other, with what its kind of Pod needs and nothing else."""
+    objects = render({**values, "networkPolicy": {"enabled": True}})
+    needs = {
+        "operator": DNS | API | DATABASE, "test": DNS | API | DATABASE | {("TCP", 8081)}, "migrate": DNS | DATABASE,
+        "postgresql": set(), "postgresql-secret": DNS | API,
+    }  # fmt: skip
+    for o in objects:
+        labels = o["metadata"]["labels"] if o["kind"] == "Pod" else None
+        if o["kind"] in ("Deployment", "StatefulSet", "Job"):
+            labels = o["spec"]["template"]["metadata"]["labels"]
+        if labels is None:
+            continue
+        mine = [
+            p for p in policies(objects).values() if p["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+        ]
+        assert len(mine) == 1, o["metadata"]["name"]
+        assert mine[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        assert ports_of(mine[0]) == needs[labels["app.kubernetes.io/component"]], o["metadata"]["name"]
+        # What runs before the release's own objects needs a policy that is there before.
+        assert hooks(mine[0]) == (hooks(o) if o["kind"] == "Job" else set())
+
+
+def test_monitors_and_the_collector_of_traces_are_let_through(render: Any) -> None:
+    hosts = ["hc.example", "http://ping.team.svc", "*.checks.example:8443", "https://a.example", "http://b.example:81"]
+    values = {
+        **EXISTING, "networkPolicy": {"enabled": True}, "monitoring": {"pingHosts": hosts},
+        "tracing": {"otlpEndpoint": "http://collector.observability.svc:4318/path"},
+    }  # fmt: skip
+    operator = policies(render(values))["lj-leasedjob-operator"]
+    assert ports_of(operator) == DNS | API | DATABASE | {("TCP", p) for p in (443, 80, 8443, 81, 4318)}
+
+
+def test_policies_name_the_places_that_are_known(render: Any) -> None:
+    api, database, scraper = ([{"ipBlock": {"cidr": f"10.0.{n}.0/24"}}] for n in range(3))
+    network = {
+        "enabled": True, "apiServer": {"to": api, "ports": [6443]}, "database": {"to": database, "ports": [6432]},
+        "metrics": {"from": scraper}, "extraEgress": [{"ports": [{"port": 9}]}], "runNamespaces": ["team-a"],
+    }  # fmt: skip
+    found = policies(render({**EXISTING, "networkPolicy": network, "sidecar": {"database": {"port": 6433}}}))
+    operator = found["lj-leasedjob-operator"]["spec"]
+    assert {"ports": [{"protocol": "TCP", "port": 6443}], "to": api} in operator["egress"]
+    assert {"ports": [{"protocol": "TCP", "port": 6432}], "to": database} in operator["egress"]
+    assert {"ports": [{"port": 9}]} in operator["egress"]
+    assert {"ports": [{"protocol": "TCP", "port": 8081}], "from": scraper} in operator["ingress"]
+    runs = found["lj-leasedjob-runs"]
+    assert runs["metadata"]["namespace"] == "team-a"
+    assert runs["spec"]["podSelector"] == {"matchLabels": {protocol.LABEL_MANAGED: "true"}}
+    assert ports_of(runs) == DNS | {("TCP", 6432), ("TCP", 6433)}
+
+
 # --- custom resources -------------------------------------------------------------------------------------------------
 
 
@@ -740,42 +714,113 @@ def test_definitions_are_kept_on_uninstall_unless_told_otherwise(render: Any) ->
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+# What is refused -> the value that helm's message has to name, and what has to be said of it.
+REFUSED: list[tuple[Json, str, str]] = [
+    ({"replica": 3}, "", "additional properties 'replica' not allowed"),
+    ({"replicas": -1}, "/replicas", "got -1, want 0"),
+    ({"replicas": "two"}, "/replicas", "got string, want integer"),
+    ({"image": {"tagg": "1"}}, "/image", "'tagg'"),
+    ({"image": {"tag": "a b"}}, "/image/tag", "'a b'"),
+    ({"image": {"digest": "abc"}}, "/image/digest", "'abc'"),
+    ({"image": {"repository": "Leased/Job"}}, "/image/repository", "'Leased/Job'"),
+    ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy", "'Always', 'IfNotPresent', 'Never'"),
+    ({"imagePullSecrets": [{"name": "pull"}]}, "/imagePullSecrets/0", "got object, want string"),
+    ({"watchNamespaces": ["Team"]}, "/watchNamespaces/0", "'Team'"),
+    ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces", "equal"),
+    ({"watchNamespaces": "a"}, "/watchNamespaces", "got string, want array"),
+    ({"sharedCodes": ["x" * 65]}, "/sharedCodes/0", "got 65, want 64"),
+    ({"sharedCodes": [" x"]}, "/sharedCodes/0", "' x'"),
+    ({"clusterName": "two words"}, "/clusterName", "'two words'"),
+    ({"migrations": {"mode": "sometimes"}}, "/migrations/mode", "'auto', 'hook', 'initContainer', 'none'"),
+    ({"logLevel": "VERBOSE"}, "/logLevel", "'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+    ({"retention": {"days": -1}}, "/retention/days", "got -1, want 0"),
+    ({"sidecar": {"secret": {"create": "yes"}}}, "/sidecar/secret/create", "got string"),
+    ({"sidecar": {"database": {"port": 0}}}, "/sidecar/database/port", "got 0, want 1"),
+    ({"sidecar": {"database": {"port": "pg"}}}, "/sidecar/database/port", "'pg'"),
+    ({"sidecar": {"rotation": {"afterDays": -1}}}, "/sidecar/rotation/afterDays", "got -1, want 0"),
+    ({"postgresql": {"enabled": True}}, "/postgresql", "'enabled'"),
+    ({"postgresql": {"persistence": {"size": "big"}}}, "/postgresql/persistence/size", "'big'"),
+    ({"database": {"existingSecret": "a", "password": "b"}}, "/database", "'password'"),
+    ({"metrics": {"service": {"port": 70000}}}, "/metrics/service/port", "got 70,000, want 65,535"),
+    ({"metrics": {"maxJobs": -1}}, "/metrics/maxJobs", "got -1, want 0"),
+    ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "/metrics/serviceMonitor/interval", "'often'"),
+    ({"metrics": {"prometheusRule": {"disabled": ["Other"]}}}, "/metrics/prometheusRule/disabled/0", "'Other'"),
+    ({"metrics": {"prometheusRule": {"runbookBaseURL": "docs"}}}, "/metrics/prometheusRule/runbookBaseURL", "'docs'"),
+    ({"monitoring": {"pingHosts": ["https://hc.example/ping"]}}, "/monitoring/pingHosts/0", "hc.example/ping"),
+    ({"monitoring": {"secretName": "My_Secret"}}, "/monitoring/secretName", "'My_Secret'"),
+    ({"tracing": {"otlpEndpoint": "collector:4318"}}, "/tracing/otlpEndpoint", "'collector:4318'"),
+    ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0", "missing property 'name'"),
+    ({"extraEnv": {"A": "b"}}, "/extraEnv", "got object, want array"),
+    ({"extraEnvFrom": [{"secret": {"name": "a"}}]}, "/extraEnvFrom/0", "'secret'"),
+    ({"extraVolumes": [{"name": "a"}]}, "/extraVolumes/0", "minProperties"),
+    ({"extraVolumeMounts": [{"name": "a", "mountPath": "/a", "path": "/a"}]}, "/extraVolumeMounts/0", "'path'"),
+    ({"podAnnotations": {"a": True}}, "/podAnnotations/a", "got boolean, want string"),
+    ({"podLabels": {"a": "b c"}}, "/podLabels/a", "'b c'"),
+    ({"resources": {"limit": {"memory": "1Gi"}}}, "/resources", "'limit'"),
+    ({"resources": {"limits": {"memory": "1 GB"}}}, "/resources/limits/memory", "'1 GB'"),
+    ({"tolerations": [{"effect": "NoRun"}]}, "/tolerations/0/effect", "'NoSchedule'"),
+    ({"affinity": {"nodeaffinity": {}}}, "/affinity", "'nodeaffinity'"),
+    ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "/topologySpreadConstraints/0", "topologyKey"),
+    ({"securityContext": {"readOnlyRootFileSystem": True}}, "/securityContext", "'readOnlyRootFileSystem'"),
+    ({"podDisruptionBudget": {"maxUnavailable": "one"}}, "/podDisruptionBudget/maxUnavailable", "'one'"),
+    ({"networkPolicy": {"database": {"ports": []}}}, "/networkPolicy/database/ports", "got 0, want 1"),
+    ({"networkPolicy": {"apiServer": {"to": ["10.0.0.1"]}}}, "/networkPolicy/apiServer/to/0", "got string"),
+    ({"networkPolicy": {"dns": {"to": [{"ipBlock": {"cidr": "10"}}]}}}, "/networkPolicy/dns/to/0/ipBlock/cidr", "'10'"),
+    ({"extraObjects": [1]}, "/extraObjects/0", "got number"),
+]
+
+
+@pytest.mark.parametrize(("values", "path", "said"), REFUSED, ids=[json.dumps(v)[:60] for v, *_ in REFUSED])
+def test_unknown_or_wrong_values_are_refused_by_name(refusal: Any, values: Json, path: str, said: str) -> None:
+    """One mistake is one line, which names the value."""
+    lines = [line for line in refusal({**EXISTING, **values}).splitlines() if line.lstrip().startswith("- at '")]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"- at '{path}'")
+    assert said in lines[0]
+
+
+def test_the_schema_is_closed_at_each_level() -> None:
+    """But for what a parent chart writes into `global`, and the sources of volumes, of which Kubernetes gets more."""
+    open_ones = []
+
+    def look(node: Any, path: str) -> None:
+        if isinstance(node, dict):
+            named = isinstance(node.get("properties"), dict)
+            if named and node.get("type") == "object" and node.get("additionalProperties") is not False:
+                open_ones.append(path)
+            for key, inner in node.items():
+                look(inner, f"{path}/{key}")
+
+    look(json.loads((CHART / "values.schema.json").read_text()), "")
+    assert open_ones == ["/properties/global", "/properties/extraVolumes/items"]
+
+
+def test_a_chart_that_has_this_one_as_a_dependency_may_name_a_condition(render: Any) -> None:
+    assert render({**EXISTING, "enabled": True})
+
+
 @pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"replica": 3}, "replica"),
-        ({"replicas": -1}, "/replicas"),
-        ({"image": {"tagg": "1"}}, "tagg"),
-        ({"image": {"digest": "abc"}}, "/image/digest"),
-        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
-        ({"watchNamespaces": ["Team"]}, "/watchNamespaces/0"),
-        ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces"),
-        ({"sharedCodes": ["x" * 65]}, "/sharedCodes/0"),
-        ({"sharedCodes": [" x"]}, "/sharedCodes/0"),
-        ({"clusterName": "two words"}, "/clusterName"),
-        ({"migrations": {"mode": "sometimes"}}, "/migrations/mode"),
-        ({"sidecar": {"secret": {"create": "yes"}}}, "/sidecar/secret/create"),
-        ({"sidecar": {"database": {"port": 0}}}, "/sidecar/database/port"),
-        ({"sidecar": {"rotation": {"afterDays": -1}}}, "/sidecar/rotation/afterDays"),
-        ({"postgresql": {"enabled": True}}, "enabled"),
-        ({"database": {"password": "secret"}}, "password"),
-        ({"metrics": {"service": {"port": 70000}}}, "/metrics/service/port"),
-        ({"metrics": {"maxJobs": -1}}, "/metrics/maxJobs"),
-        ({"metrics": {"serviceMonitor": {"interval": "often"}}}, "/metrics/serviceMonitor/interval"),
-        ({"metrics": {"prometheusRule": {"disabled": ["Other"]}}}, "/metrics/prometheusRule/disabled/0"),
-        ({"metrics": {"prometheusRule": {"runbookBaseURL": "docs"}}}, "/metrics/prometheusRule/runbookBaseURL"),
-        ({"monitoring": {"pingHosts": ["https://hc.example/ping"]}}, "/monitoring/pingHosts/0"),
-        ({"monitoring": {"secretName": "My_Secret"}}, "/monitoring/secretName"),
-        ({"tracing": {"otlpEndpoint": "collector:4318"}}, "/tracing/otlpEndpoint"),
-        ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0"),
-    ],
+    "name", ["charts/leasedjob/values.schema.json", "charts/leasedjob/README.md"], ids=["schema", "README"]
 )
-def test_unknown_or_wrong_values_are_refused_by_name(refusal: Any, values: Json, named: str) -> None:
-    assert named in refusal({**EXISTING, **values})
+def test_what_is_generated_is_current(name: str) -> None:
+    wanted = chart.schema() if name.endswith("json") else chart.readme()
+    assert (REPOSITORY / name).read_text() == wanted, "run `make generate`"
+
+
+def test_a_value_without_a_description_or_a_type_is_found() -> None:
+    (value,) = chart.read("# -- Says what.\n# and more\n# @schema {minimum: 1}\nnumber: 3\n")
+    assert (value.path, value.default, value.text, value.words) == ("number", 3, "Says what. and more", {"minimum": 1})
+    (bare,) = chart.read("list: []\n")
+    assert (bare.text, bare.words) == ("", None)
+    with pytest.raises(ValueError, match=r"list: a default of .* needs @schema"):
+        chart._node(bare)
 
 
 def test_a_parent_chart_may_write_into_global(render: Any) -> None:
     assert render({**EXISTING, "global": {"someOtherChart": {"a": 1}}})
+
+
+OPTIONAL = {"claims", "enabled"}  # `enabled` is the condition of a chart that has this one as a dependency
 
 
 def test_every_value_is_in_the_schema_and_the_reverse() -> None:
@@ -783,11 +828,9 @@ def test_every_value_is_in_the_schema_and_the_reverse() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
 
     def compare(value: Any, node: Json, path: str) -> None:
-        if "$ref" in node:
-            node = schema["definitions"][node["$ref"].rsplit("/", 1)[1]]
         properties = node.get("properties")
-        if isinstance(value, dict) and properties and path != ".resources":
-            missing = properties.keys() - value.keys() - {"claims"}
+        if isinstance(value, dict) and properties and not path.endswith(("ontext", "ffinity")):  # Kubernetes' own
+            missing = properties.keys() - value.keys() - OPTIONAL
             assert not missing, f"{path}: no default for {missing}"
             assert value.keys() <= properties.keys(), path
             for key, inner in value.items():
