@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from leasedjob.api.v1alpha1 import Explanation
 from leasedjob.controller import manual
 from leasedjob.controller.act import Actor, Progress
 from leasedjob.controller.agenda import Agenda
@@ -392,6 +393,15 @@ class Engine:
             entry.watermark = progress.watermark
         if progress.refresh:
             await self.refresh(entry, progress.refresh)
+
+    async def explanation(self, key: Key, run_key: str) -> Explanation | None:
+        """What became of a run of this object, or why there was none; None where there is no such object, or its code
+        isn't known. Nothing is changed."""
+        entry = self.cache.jobs.get(key)
+        if entry is None or not entry.code:
+            return None
+        problem = _problem(entry, self._conflict(entry))
+        return await self.requests.explained(entry, self._view(entry), entry.state, problem, run_key)
 
     # --- Pods without a LeasedJob ------------------------------------------------------------------------------------
 

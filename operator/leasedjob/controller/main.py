@@ -35,6 +35,7 @@ from leasedjob.controller.loops import (
     forever,
 )
 from leasedjob.controller.metrics import Metrics
+from leasedjob.controller.page.server import serve as page
 from leasedjob.controller.pings import Pinger
 from leasedjob.controller.retention import Retention
 from leasedjob.controller.settings import Settings, SettingsError
@@ -81,6 +82,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         actor = Actor(settings, kube, store, tenants, events, clock, metrics)
         engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
         actor.cache = engine.cache
+        gauges = Gauges(engine)
+        await stack.enter_async_context(page(engine, health, gauges))
         rotator = Rotator(tenants, lambda: {namespace for namespace, _ in engine.cache.jobs} if engine.fresh else None)
         loops = {
             "agenda": engine.agenda.run(),
@@ -88,7 +91,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
             "export": forever("export of shutdowns", EXPORT_SECONDS, ShutdownExporter(engine).step),
-            "gauges": forever("metrics of states", GAUGE_SECONDS, Gauges(engine).step),
+            "gauges": forever("metrics of states", GAUGE_SECONDS, gauges.step),
             "told": forever("transitions of runs", TELL_SECONDS, Teller(engine, pinger, tracer).step),
             "rotate": forever("rotation of credentials", settings.rotation_check_seconds, rotator.step),
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),

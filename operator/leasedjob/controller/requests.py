@@ -15,6 +15,7 @@ from typing import Any, Final, assert_never
 from leasedjob.api.fields import unknown_in_run
 from leasedjob.api.v1alpha1 import (
     MAX_RUNS,
+    Explanation,
     LeasedJobRunSpec,
     RunAction,
     RunPhase,
@@ -199,6 +200,21 @@ class Requests:
         about = self._about(entry, view, spec)
         if isinstance(about, str):
             return await self._answers.say(body, entry, RunPhase.REFUSED, RepairReason.AMBIGUOUS, about)
+        explanation = await self._explained(entry, view, state, problem, about)
+        facts = {"explanation": explanation, "run_key": about.run_key}
+        message = f"{explanation.verdict}: {explanation.message}"
+        return await self._answers.say(body, entry, RunPhase.SUCCEEDED, RepairReason.EXPLAINED, message, **facts)
+
+    async def explained(
+        self, entry: Entry, view: JobView, state: CodeState | None, problem: Problem | None, run_key: str
+    ) -> Explanation:
+        """What became of a run, or why there was none; nothing is written."""
+        lock = RunIdentity.of(type=JobSchedulerType.SCHEDULE, code=entry.code, run_key=run_key).lock_key
+        return await self._explained(entry, view, state, problem, _About(run_key, tick_of(run_key), lock))
+
+    async def _explained(
+        self, entry: Entry, view: JobView, state: CodeState | None, problem: Problem | None, about: _About
+    ) -> Explanation:
         run = await self._row(about.lock_key)
         reruns: Sequence[RunStatus] = ()
         ledger = None
@@ -206,7 +222,7 @@ class Requests:
             ledger = await self._store.ledger_at(entry.code, about.tick)
             (found,) = await runs_of(self._store, self._cluster, entry.code, [about.tick], None)
             reruns = [self._shown(view, r) for r in found.runs[1:][::-1] if r.lock_key != about.lock_key]
-        explanation = explain(
+        return explain(
             Evidence(
                 now=self._clock.now(),
                 tick=about.tick,
@@ -222,9 +238,6 @@ class Requests:
                 waiting=waiting_of(run, view.pods),
             )
         )
-        facts = {"explanation": explanation, "run_key": about.run_key}
-        message = f"{explanation.verdict}: {explanation.message}"
-        return await self._answers.say(body, entry, RunPhase.SUCCEEDED, RepairReason.EXPLAINED, message, **facts)
 
     def _shown(self, view: JobView, run: Run) -> RunStatus:
         return run_status(run, self._pod(view, run))

@@ -7,9 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from leasedjob.controller.page.hosts import parse_hosts
 from leasedjob.controller.ping_hosts import PingHosts
 
 
@@ -49,6 +51,9 @@ class Settings:
     shared_codes: frozenset[str] = frozenset()
     metrics_port: int = 8081
     health_port: int = 8080
+    page_port: int = 0  # of the status page; 0: it isn't served
+    page_address: str = "127.0.0.1"
+    page_hosts: frozenset[str] = frozenset()  # names that it may be asked by, beside localhost
     ping_hosts: PingHosts = field(default_factory=PingHosts)  # that `spec.monitoring` may name
     monitoring_secret: str = "leasedjob-monitoring"
     otlp_endpoint: str = ""  # where traces go, by OTLP over HTTP; empty: nowhere
@@ -116,6 +121,19 @@ class Settings:
                 raise SettingsError(f"{name} must be an http or https URL, not {text!r}")
             return text
 
+        def names(name: str) -> frozenset[str]:
+            try:
+                return parse_hosts(listed(name))
+            except ValueError as e:
+                raise SettingsError(f"{name}: {e}") from e
+
+        def address(name: str, default: str) -> str:
+            text = read(name, default)
+            try:
+                return str(ip_address(text))
+            except ValueError as e:
+                raise SettingsError(f"{name} must be an IP address, not {text!r}") from e
+
         def hosts(name: str) -> PingHosts:
             try:
                 return PingHosts.parse(listed(name))
@@ -144,6 +162,9 @@ class Settings:
             shared_codes=frozenset(parsed("LEASEDJOB_SHARED_CODES", list, [])),
             metrics_port=number("LEASEDJOB_METRICS_PORT", base.metrics_port),
             health_port=number("LEASEDJOB_HEALTH_PORT", base.health_port),
+            page_port=number("LEASEDJOB_PAGE_PORT", base.page_port),
+            page_address=address("LEASEDJOB_PAGE_ADDRESS", base.page_address),
+            page_hosts=names("LEASEDJOB_PAGE_HOSTS"),
             ping_hosts=hosts("LEASEDJOB_PING_HOSTS"),
             monitoring_secret=read("LEASEDJOB_MONITORING_SECRET", base.monitoring_secret),
             otlp_endpoint=url("LEASEDJOB_OTLP_ENDPOINT"),
