@@ -3,6 +3,7 @@
     python -m tests.chaos_cluster run [--minutes N] [--seed N] [--folder PATH] [--keep]
     python -m tests.chaos_cluster judge FOLDER     the records of a run, judged again
     python -m tests.chaos_cluster plan [--minutes N] [--seed N]     what a seed does, and when
+    python -m tests.chaos_cluster can              whether it can be run here; if not, says why and ends with 3
 
 Ends with 1 where a promise was broken. The same seed does the same things at the same times.
 """
@@ -13,14 +14,15 @@ import argparse
 import json
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from tests.chaos_cluster import arena, checker, plan, table
+from tests.chaos_cluster import arena, checker, plan, sites, table
 from tests.chaos_cluster.records import Evidence
-from tests.cluster.layout import REPOSITORY, Cache
+from tests.cluster.layout import Cache
 from tests.cluster.progress import ClusterError, Progress, fail
 
-RESULTS = REPOSITORY / "bench" / "results"
+VERDICT = "verdict.json"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,18 +39,23 @@ def _parser() -> argparse.ArgumentParser:
 
     run = planned("run", "a whole run, and its verdict")
     run.add_argument("--folder", type=Path, help="where its records are kept (default: in the cache)")
-    run.add_argument("--result", type=Path, help="the JSON of its verdict (default: bench/results/chaos-SEED.json)")
+    run.add_argument("--results", type=Path, help="a folder in which the JSON of its verdict is kept, too")
     run.add_argument("--keep", action="store_true", help="leave the clusters running")
     judge = verbs.add_parser("judge", help="judge the records of a run again")
     judge.add_argument("folder", type=Path)
     planned("plan", "what a seed does, and when")
+    verbs.add_parser("can", help="whether it can be run here")
     return parser
 
 
 def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
+    if options.verb == "can":
+        reason = sites.obstacle()
+        print(reason, file=sys.stderr)
+        return 3 if reason else 0
     if options.verb == "judge":
-        return _judge(Evidence.load(options.folder), None)
+        return _judge(Evidence.load(options.folder), [options.folder / VERDICT])
     seed = random.SystemRandom().randrange(1, 1_000_000) if options.seed is None else options.seed
     if options.minutes < 1:
         return fail("--minutes: at least 1")
@@ -64,24 +71,23 @@ def main(argv: list[str]) -> int:
         evidence = arena.run(settings, cache, Progress(), keep=options.keep)
     except ClusterError as error:
         return fail(str(error))
-    code = _judge(evidence, options.result or RESULTS / f"chaos-{seed}-{options.minutes:g}min.json")
+    results = [folder / VERDICT]
+    if options.results is not None:
+        results.append(options.results / f"chaos-{options.minutes:g}min-seed{seed}.json")
+    code = _judge(evidence, results)
     if code:
         print(f"\nseed {seed}; again: make chaos MINUTES={options.minutes:g} SEED={seed}; records in {folder}")
     return code
 
 
-def _judge(evidence: Evidence, result: Path | None) -> int:
+def _judge(evidence: Evidence, results: list[Path]) -> int:
     verdict = checker.judge(evidence)
     print("\n".join(["", *table.lines(verdict, evidence.settings)]))
-    if result is not None:
-        kept = {**evidence.settings, "faults done": [_kept(fault) for fault in evidence.faults], **verdict.to_dict()}
+    kept = {**evidence.settings, "faults done": [asdict(fault) for fault in evidence.faults], **verdict.to_dict()}
+    for result in results:
         result.parent.mkdir(parents=True, exist_ok=True)
         result.write_text(json.dumps(kept, indent=1) + "\n")
     return 1 if verdict.violations else 0
-
-
-def _kept(fault: object) -> dict[str, object]:
-    return {name: getattr(fault, name) for name in ("number", "kind", "cluster", "target", "begin", "end", "note")}
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tests.chaos_cluster.sites import Logs, Site, at_once, wait_for
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import HOST_ADDRESS
 from tests.cluster.progress import Progress
+from tests.e2e.kube import Json
 
 HOLDERS: Final = 160
 CODES: Final = 80
@@ -97,7 +98,7 @@ class _Run:
         logs = Logs(installed, settings.folder / "logs")
         logs.start()
         self._stack.callback(logs.stop)
-        since = self._create(installed, recorder, image.name)
+        since = self._create(installed, recorder, image)
         holding = self._hold(database, recorder, since)
         begin = time.time()
         say(f"{len(self._jobs)} LeasedJobs, {holding.holders} simulated holders; the harm begins: {len(faults)} faults")
@@ -151,18 +152,10 @@ class _Run:
         since = time.time()
         objects = [manifest(job, recorder=recorder, image=image) for job in self._jobs]
         at_once(*(lambda site=site: site.kubectl.apply(*objects) for site in installed))
-        accepted = wait_for(lambda: all(self._accepted(site) for site in installed), seconds=20)
         assert time.time() // MINUTE == since // MINUTE, "the machine was too slow to create them within half a minute"
-        assert accepted, "not all LeasedJobs were accepted"
+        accepted = wait_for(lambda: not any(_waiting(site) for site in installed), seconds=120)
+        assert accepted, f"not accepted: {[_waiting(site) for site in installed]}"
         return since
-
-    @staticmethod
-    def _accepted(site: Site) -> bool:
-        found = site.kubectl.items("leasedjobs")
-        return all(
-            any(c["type"] == "Ready" and c["status"] == "True" for c in (job.get("status") or {}).get("conditions", []))
-            for job in found
-        )
 
     def _hold(self, database: Replicated, recorder: tuple[str, int], since: float) -> Holding:
         holding = Holding(
@@ -314,6 +307,20 @@ class _Run:
                 site.name: site.kubectl.run("get", "pods", "-A", "-o", "wide").stdout.splitlines() for site in installed
             },
         }
+
+
+def _waiting(site: Site) -> list[str]:
+    """LeasedJobs that aren't accepted, with what is said of them."""
+
+    def conditions(job: Json) -> list[Json]:
+        found: list[Json] = (job.get("status") or {}).get("conditions") or []
+        return found
+
+    return [
+        f"{job['metadata']['name']}: {[c.get('message') for c in conditions(job)]}"
+        for job in site.kubectl.items("leasedjobs")
+        if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions(job))
+    ]
 
 
 def _succeeds(site: Site, words: Sequence[str]) -> bool:

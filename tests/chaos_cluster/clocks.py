@@ -38,6 +38,8 @@ _ENVIRONMENT: Final = {
     "NO_FAKE_STAT": "1",
 }
 
+RIGHT: Final = {"LD_PRELOAD": "", "PYTHONPATH": ""}  # in a container's environment: nothing of it
+
 
 def set_clock(pid: int, file: str, seconds: int) -> None:
     """How much a running process is ahead of the machine's time, from the next second on.

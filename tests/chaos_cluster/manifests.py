@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from tests.chaos_cluster import clocks
 from tests.e2e.jobs import IMAGE, container, leased_job
 from tests.e2e.kube import Json
 
@@ -126,6 +127,7 @@ def manifest(job: Real, *, recorder: tuple[str, int], image: str) -> Json:
         "WORK": job.work,
         "FAILS": job.fails,
         "DEAF": "yes" if job.deaf else "no",
+        **clocks.RIGHT,
     }
     env: list[Json] = [{"name": name, "value": str(value)} for name, value in environment.items()]
     env.append({"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})

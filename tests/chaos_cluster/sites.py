@@ -75,20 +75,28 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
     return [call.result() for call in started]
 
 
-def bring_up(names: Sequence[str], cache: Cache, progress: Progress) -> tuple[list[Cluster], images.Image, list[str]]:
-    """Clusters with the images in them; the image that has the package, and the chart's values for the others.
+def obstacle() -> str:
+    """Why it can't be had here; empty where it can."""
+    machine = source.observe()
+    if machine.kubeconfig:
+        return "a cluster that somebody has named is not broken on purpose: unset LEASEDJOB_KUBECONFIG"
+    return "" if machine.linux and machine.root else "clusters whose nodes can be broken need Linux and root"
+
+
+def bring_up(names: Sequence[str], cache: Cache, progress: Progress) -> tuple[list[Cluster], str, list[str]]:
+    """Clusters with the images in them; an image that has the package, and the chart's values for the images.
 
     Raises:
         ClusterError: they can't be had here.
     """
-    if source.observe().kubeconfig or not (source.observe().linux and source.observe().root):
-        raise ClusterError("this needs clusters that can be broken: Linux, root, and no kubeconfig named")
+    if reason := obstacle():
+        raise ClusterError(reason)
     archives = images.project_archives(cache, progress)
     base = images.base_archive(cache, progress)
     by_target = {image.target: (image, archive) for image, archive in archives.items()}
     files = {"operator": clocks.OPERATOR_FILE, "sidecar": clocks.SIDECAR_FILE}
     clocked = {target: clocks.clocked(*by_target[target], file, cache, progress) for target, file in files.items()}
-    wanted = [base, by_target["operator"][1], *(archive for _, archive in clocked.values())]
+    wanted = [base, *(archive for _, archive in clocked.values())]
 
     def one(name: str) -> Cluster:
         node = lifecycle.up(cache, name, progress)
@@ -100,7 +108,8 @@ def bring_up(names: Sequence[str], cache: Cache, progress: Progress) -> tuple[li
 
     clusters = at_once(*(lambda name=name: one(name) for name in names))
     values = [f"image.tag={clocked['operator'][0]}", f"sidecar.image.tag={clocked['sidecar'][0]}"]
-    return clusters, by_target["operator"][0], [word for value in values for word in ("--set-string", value)]
+    workloads = f"{by_target['operator'][0].name}-clock"
+    return clusters, workloads, [word for value in values for word in ("--set-string", value)]
 
 
 def install(
