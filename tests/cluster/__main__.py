@@ -16,7 +16,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.cluster import binaries, database, jars, lifecycle, packages, source
+from tests.cluster import binaries, database, jars, lifecycle, network, onenode, packages, pair, source
+from tests.cluster.faults import Faults
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import Node
 from tests.cluster.progress import ClusterError, Progress, fail
@@ -41,6 +42,19 @@ def _parser() -> argparse.ArgumentParser:
     verb("can", "whether a cluster can be had here; if not, says why and ends with 3")
     verb("postgres", "a PostgreSQL on this machine that the cluster's Pods reach; removed with the cluster")
     verb("down", "remove a cluster; nothing happens where there is none")
+    two = verb("pair", "two clusters, NAME-a and NAME-b, on one PostgreSQL, with the images and a release in each")
+    two.add_argument("--down", action="store_true", help="remove them and their PostgreSQL")
+    two.add_argument("--bare", action="store_true", help="install no release")
+    cut = verb("cut", "cut parts of a cluster off from each other until `heal`, e.g. cut test database")
+    cut.add_argument("what", choices=["database", "api", "everything"], help="what can't be reached any more")
+    cut.add_argument("--pod", metavar="ADDRESS", help="by this Pod alone; default: by all of the cluster")
+    cut.add_argument("--way", choices=[*network.Way], default="both", help="whose packets don't arrive: there, back")
+    cut.add_argument("--refuse", action="store_true", help="the sender is told; default: nobody is")
+    freeze = verb("freeze", "the node stands still, with its containers, until `heal`")
+    freeze.add_argument("--control-plane", action="store_true", help="API server, etcd and controllers, too")
+    kill = verb("kill", "end a component with SIGKILL; `heal` starts it again")
+    kill.add_argument("component", choices=[*onenode.COMPONENTS])
+    verb("heal", "undo every fault in a cluster, whoever made it")
     verb("status", "show clusters and whether they are healthy")
     verb("kubeconfig", "print the path of a running cluster's kubeconfig")
     build = verbs.add_parser("build", help="build Kubernetes' programs into the cache, or wait for whoever does")
@@ -86,6 +100,21 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
             return 3 if choice.source is None else 0
         case "postgres":
             database.up(source.up(cache, options.name, progress), cache, progress)
+        case "pair" if options.down:
+            pair.down(cache, options.name, progress)
+        case "pair":
+            made = pair.up(cache, options.name, progress)
+            if not options.bare:
+                pair.install(made, cache, progress, {})
+            print("\n".join(pair.told(made)))
+        case "cut":
+            _cut(options, cache)
+        case "freeze":
+            Faults(_running(cache, options.name)).freeze_node(control_plane=options.control_plane)
+        case "kill":
+            Faults(_running(cache, options.name)).kill(options.component)
+        case "heal":
+            Faults(_running(cache, options.name)).heal_everything()
         case "down":
             database.down(cache, options.name, progress)
             source.down(cache, options.name, progress)
@@ -122,6 +151,24 @@ def _run(options: argparse.Namespace, cache: Cache, progress: Progress) -> int:
         case _:
             raise AssertionError(options.verb)
     return 0
+
+
+def _cut(options: argparse.Namespace, cache: Cache) -> None:
+    faults = Faults(_running(cache, options.name))
+    one = network.pod(options.pod) if options.pod else network.CLUSTER
+    if options.what == "api":
+        other = faults.api
+    elif options.what == "everything":
+        if not options.pod:
+            raise ClusterError("cut everything: name a --pod")
+        other = network.EVERYTHING
+    else:
+        server = database.of_cluster(cache, options.name)
+        if server is None:
+            raise ClusterError(f"there is no PostgreSQL of cluster {options.name}")
+        other = server.part
+    how = network.How.REFUSE if options.refuse else network.How.DROP
+    faults.cut(one, other, way=network.Way(options.way), how=how)
 
 
 def _running(cache: Cache, name: str) -> Node:

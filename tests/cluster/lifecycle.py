@@ -23,7 +23,7 @@ from tests.cluster.progress import ClusterError, Progress, clean_environment, ou
 
 # Numbers of the clusters that the Makefile uses; any other name, or one whose number is taken by a cluster of another
 # cache folder, takes the first free one from 10 on.
-KNOWN_INDEX = {"demo": 1, "test": 2, "test-b": 3}
+KNOWN_INDEX = {"demo": 1, "test": 2, "twin-a": 3, "twin-b": 4}
 FIRST_FREE_INDEX = 10
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 START_SECONDS = 120.0
@@ -374,9 +374,9 @@ def _delete_link(link: str, node: Node) -> None:
 def _remove(node: Node) -> None:
     pid = main_pid(node)
     if pid is not None:
-        frozen = CGROUP_ROOT / "freezer" / node.cgroup / "freezer.state"
-        with contextlib.suppress(OSError):  # frozen processes can't die
-            frozen.write_text("THAWED")
+        for frozen in (CGROUP_ROOT / "freezer" / node.cgroup).rglob("freezer.state"):
+            with contextlib.suppress(OSError):  # frozen processes can't die
+                frozen.write_text("THAWED")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         # Reaped here if this process started it; else by whoever did.

@@ -19,6 +19,7 @@ from tests.cluster.progress import ClusterError
 HOST_BRIDGE = "ljhost"
 HOST_ADDRESS = "10.99.0.1"
 POD_CIDR = "10.88.0.0/16"
+POD_GATEWAY = "10.88.0.1"  # from which the node talks to its Pods
 SERVICE_CIDR = "10.96.0.0/16"
 PAUSE_IMAGE = "leasedjob.io/pause:1"
 CGROUP_V1 = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd")
@@ -115,14 +116,6 @@ def link_commands(node: Node, pid: int) -> list[list[str]]:
     ]
 
 
-def partition_rules(table: str, pod_ip: str, port: int) -> str:
-    """nftables rules, for inside the cluster, that drop everything between one Pod and a port, in both directions."""
-    return (
-        f"table ip {table} {{ chain f {{ type filter hook forward priority -10; "
-        f"ip saddr {pod_ip} tcp dport {port} drop; ip daddr {pod_ip} tcp sport {port} drop; }}; }}"
-    )
-
-
 def kubeconfig(node: Node, *, ca: str, certificate: str, key: str) -> str:
     """A kubeconfig with everything embedded (arguments are base64). JSON is YAML."""
     cluster = {"server": f"https://{node.address}:6443", "certificate-authority-data": ca}
@@ -190,7 +183,7 @@ def leaf_extensions(alternative: str) -> str:
 
 def cni_config() -> str:
     """Pods' network: a bridge, addresses from a local range that vanishes with the cluster, host ports."""
-    ranges = [[{"subnet": POD_CIDR, "gateway": "10.88.0.1"}]]
+    ranges = [[{"subnet": POD_CIDR, "gateway": POD_GATEWAY}]]
     ipam = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-ipam"}
     bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": ipam}
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -293,6 +286,9 @@ def corefile(node: Node) -> str:
   }}
 }}
 """
+
+
+COMPONENTS = ("etcd", "apiserver", "containerd", "kcm", "sched", "kubelet", "proxy", "coredns")
 
 
 def component_commands(node: Node) -> dict[str, str]:

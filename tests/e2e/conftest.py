@@ -20,8 +20,11 @@ import pytest
 from leasedjob.lease.trust import Timing
 from tests.cluster import database, faults, source
 from tests.cluster.database import Database
+from tests.cluster.database import create_owned as create_owned_database
 from tests.cluster.layout import REPOSITORY, Cache
 from tests.cluster.progress import ClusterError, Progress
+from tests.cluster.release import SECRET as DATABASE_SECRET
+from tests.cluster.release import secret as database_secret
 from tests.cluster.source import Cluster
 from tests.e2e.kube import Helm, Kubectl
 from tests.e2e.private import PREFIX
@@ -29,9 +32,6 @@ from tests.e2e.private import PREFIX
 CLUSTER = os.environ.get("LEASEDJOB_TEST_CLUSTER", "test")
 RELEASE = "leasedjob"
 RELEASE_NAMESPACE = "leasedjob-system"
-DATABASE_SECRET = "leasedjob-database"
-OWNER = "leasedjob_owner"
-OWNER_PASSWORD = "owner"
 # A workload in this image has python3; it is in every cluster that the harness brings up.
 IMAGE = "leasedjob.io/python:1"
 
@@ -129,28 +129,6 @@ class Release:
     def conninfo(self) -> str:
         """The operator's database, as superuser."""
         return self.postgres.conninfo(self.dbname)
-
-
-def create_owned_database(postgres: Database, dbname: str) -> None:
-    """A new database that belongs to the operator's role; one of that name that exists is removed."""
-    with psycopg.connect(postgres.conninfo(), autocommit=True) as connection:
-        known = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (OWNER,)).fetchone()
-        if known is None:
-            connection.execute(f"CREATE ROLE {OWNER} LOGIN CREATEROLE PASSWORD '{OWNER_PASSWORD}'")
-        connection.execute(f"DROP DATABASE IF EXISTS {dbname} WITH (FORCE)".encode())
-        connection.execute(f"CREATE DATABASE {dbname} OWNER {OWNER}".encode())
-
-
-def database_secret(postgres: Database, dbname: str, name: str = DATABASE_SECRET) -> dict[str, object]:
-    """The Secret that the chart's `database.existingSecret` names."""
-    values = {
-        "host": postgres.host,
-        "port": str(postgres.port),
-        "dbname": dbname,
-        "user": OWNER,
-        "password": OWNER_PASSWORD,
-    }
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values}
 
 
 def install(kubectl: Kubectl, helm: Helm, postgres: Database, values: list[str]) -> Release:

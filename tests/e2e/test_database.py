@@ -18,6 +18,7 @@ from leasedjob import protocol
 from tests.cluster import onenode
 from tests.cluster.faults import Faults
 from tests.cluster.layout import Cache
+from tests.cluster.network import Part
 from tests.cluster.progress import ClusterError
 from tests.cluster.source import Cluster
 from tests.e2e.conftest import Measured, Release
@@ -26,7 +27,7 @@ from tests.e2e.kube import Helm, Json, Kubectl
 from tests.e2e.private import DBNAME, OWNER, SECRET, OwnDatabase, images_of, own_database, own_release
 from tests.e2e.test_path import _running, phase, result
 
-PODS = "10.88.0.0/16"
+PODS = Part("Pods", (onenode.POD_CIDR,))
 SIDECAR_SECRET = "leasedjob-sidecar"
 QUICK = {"shutdown": {"preStopSeconds": 0, "terminationGracePeriodSeconds": 6}}
 # Outlives a minute without a database: 204 of 240 s are trusted.
@@ -184,11 +185,9 @@ def test_pods_and_operator_that_cannot_reach_it_say_why(
     dropped = own.pooler("dropped")
 
     def cut(port: int) -> str:
-        table = f"lj_port_{port}"
-        node_faults.inside("nft", onenode.partition_rules(table, PODS, port))
-        return table
+        return node_faults.cut(PODS, Part(f"port {port}", ports=(port,)))
 
-    tables = {cut(dropped.port)}
+    cuts = {cut(dropped.port)}
     try:
         with own_release(cluster_kubectl, helm, own, operator, sidecars, images, namespaces=5) as release:
             late, wrong_authority, wrong_host, too_old, denied = release.namespaces
@@ -203,7 +202,7 @@ def test_pods_and_operator_that_cannot_reach_it_say_why(
                 # A Secret of the user's own, which the operator doesn't touch; the role is never asked for.
                 kubectl.apply(own.secret(SIDECAR_SECRET, port, "nobody", "x", authority=authority))
                 kubectl.apply(job, run_of("job", "now"))
-            tables.add(cut(sidecars.port))
+            cuts.add(late_by := cut(sidecars.port))
             late.apply(job, run_of("job", "now"))
             pod = late.wait("its Pod", lambda: late.items("pods"), timeout=60)[0]["metadata"]["name"]
             late.wait(
@@ -211,8 +210,7 @@ def test_pods_and_operator_that_cannot_reach_it_say_why(
                 lambda: "NetworkPolicies" in late.run("logs", pod, "-c", protocol.CONTAINER_ADOPT).stdout,
                 timeout=60,
             )
-            node_faults.inside("nft", "delete", "table", "ip", f"lj_port_{sidecars.port}")
-            tables.discard(f"lj_port_{sidecars.port}")
+            node_faults.mend(late_by)
             late.wait("it ran, late", lambda: phase(late, "now") == "Succeeded", timeout=90)
             assert _restarts(late, pod) == 0
             for kubectl, (_, _, words) in cases.items():
@@ -241,8 +239,8 @@ def test_pods_and_operator_that_cannot_reach_it_say_why(
             release.system.wait("it is ready again", release.ready, timeout=150, every=2)
             assert release.restarts() == 0
     finally:
-        for table in tables:
-            node_faults.inside("nft", "delete", "table", "ip", table, check=False)
+        for each in cuts:
+            node_faults.mend(each)
 
 
 @pytest.mark.parametrize(

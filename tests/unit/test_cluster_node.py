@@ -81,13 +81,6 @@ def test_a_kubeconfig_is_complete_in_itself(node: Node) -> None:
     assert value["current-context"] == value["contexts"][0]["name"]
 
 
-def test_a_partition_cuts_both_directions() -> None:
-    rules = onenode.partition_rules("lj_x", "10.88.0.9", 15432)
-    assert "ip saddr 10.88.0.9 tcp dport 15432 drop" in rules
-    assert "ip daddr 10.88.0.9 tcp sport 15432 drop" in rules
-    assert rules.count("{") == rules.count("}")
-
-
 def test_a_name_keeps_its_number_and_a_new_one_takes_a_free_one() -> None:
     assert lifecycle.choose_index("demo", {2}) == 1
     assert lifecycle.choose_index("demo", {1, 2}) == 10
