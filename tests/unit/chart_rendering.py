@@ -132,11 +132,18 @@ def rendered() -> dict[str, str]:
 def text(helm: Any, rendered: dict[str, str]) -> Any:
     """The manifests as text. Renderings are remembered, unless `fresh`."""
 
-    def render(values: Mapping[str, Any], chart: Path = CHART, name: str = "lj", *, fresh: bool = False) -> str:
-        key = json.dumps([values, str(chart), name])
+    def render(
+        values: Mapping[str, Any],
+        chart: Path = CHART,
+        name: str = "lj",
+        *,
+        namespace: str = "leasedjob-system",
+        fresh: bool = False,
+    ) -> str:
+        key = json.dumps([values, str(chart), name, namespace])
         if key in rendered and not fresh:
             return rendered[key]
-        done = helm("template", name, str(chart), "--namespace", "leasedjob-system", values=values)
+        done = helm("template", name, str(chart), "--namespace", namespace, values=values)
         assert done.returncode == 0, done.stderr
         rendered[key] = done.stdout
         return rendered[key]

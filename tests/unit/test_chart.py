@@ -181,7 +181,8 @@ def test_the_chart_and_the_package_have_one_version() -> None:
 # --- rights -----------------------------------------------------------------------------------------------------------
 
 IN_A_NAMESPACE = {
-    *(("leasedjob.io", r, v, ()) for r in ("leasedjobs", "leasedjobruns") for v in ("get", "list", "watch")),
+    *(("leasedjob.io", "leasedjobs", v, ()) for v in ("get", "list", "watch")),
+    *(("leasedjob.io", "leasedjobruns", v, ()) for v in ("list", "watch")),
     *(("leasedjob.io", f"{r}/status", "patch", ()) for r in ("leasedjobs", "leasedjobruns")),
     *(("", "pods", v, ()) for v in ("get", "list", "watch", "create", "delete")),
     *(("", "events", v, ()) for v in ("create", "patch")),

@@ -1,8 +1,11 @@
 {{/* What the operator does in each namespace that it watches. */}}
 {{- define "leasedjob.rules" -}}
 - apiGroups: [leasedjob.io]
-  resources: [leasedjobs, leasedjobruns]
+  resources: [leasedjobs]
   verbs: [get, list, watch]
+- apiGroups: [leasedjob.io]
+  resources: [leasedjobruns]
+  verbs: [list, watch]
 - apiGroups: [leasedjob.io]
   resources: [leasedjobs/status, leasedjobruns/status]
   verbs: [patch]
