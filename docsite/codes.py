@@ -34,7 +34,7 @@ def page() -> str:
             "A number keeps its meaning: scripts rely on it. What each verb does is in [cli.md](cli.md).\n",
             "## kubectl leasedjob\n",
             table(("code", "name", "meaning"), plugin),
-            "## leasedjob migrate, prune and restored\n",
+            "## leasedjob migrate, prune, restored and moved\n",
             table(("code", "name", "meaning"), database_rows),
             "## leasedjob exec\n",
             "The command's own code; `128+n` where signal n ended it, 126 and 127 as a shell's where it can't be started.\n",

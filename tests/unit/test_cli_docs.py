@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from leasedjob import __main__ as program
-from leasedjob.cli import leasedjob, migrate, prune
+from leasedjob.cli import leasedjob, migrate, moved, prune, restored
 from leasedjob.cli.exits import Exit
 from leasedjob.cli.kubectl import plugin
 from leasedjob.lease import retention
@@ -63,6 +63,17 @@ def test_prune() -> None:
         assert flag in text
     assert f"| {prune.KEEP_LAST} |" in text
     assert prune.KEEP_LAST == retention.KEEP_LAST
+
+
+def test_restored_and_moved() -> None:
+    for module in (restored, moved):
+        (name,) = [name for name in ("restored", "moved") if module.__name__.endswith(name)]
+        text = section(PROGRAM, name)
+        assert codes(text) == [int(code) for code in migrate.Exit if code is not migrate.Exit.PENDING]
+        (verbs_of_it,) = (a for a in leasedjob.parser()._actions if isinstance(a, argparse._SubParsersAction))
+        for action in verbs_of_it.choices[name]._actions:
+            for flag in action.option_strings:
+                assert flag in ("-h", "--help") or flag in text, f"{name}: {flag}"
 
 
 def test_the_verbs_around_a_command() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from leasedjob import __version__
-from leasedjob.cli import migrate, prune
+from leasedjob.cli import migrate, moved, prune, restored
 
 NOTHING: Final[Mapping[str, str]] = {}
 
@@ -29,6 +29,8 @@ def parser(others: Mapping[str, str] = NOTHING) -> argparse.ArgumentParser:
     verbs = top.add_subparsers(metavar="VERB", required=True)
     migrate.add(verbs)
     prune.add(verbs)
+    restored.add(verbs)
+    moved.add(verbs)
     version = verbs.add_parser("version", help="print the version", allow_abbrev=False)
     version.set_defaults(verb=_version)
     for name, line in others.items():

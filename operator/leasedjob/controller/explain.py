@@ -16,7 +16,7 @@ from leasedjob.controller.decide import which
 from leasedjob.controller.facts import parse_time
 from leasedjob.controller.model import Policy
 from leasedjob.identity import JobSchedulerType, run_key_for
-from leasedjob.lease.rows import CodeState, JobSchedulerStatus, LedgerEntry, Run
+from leasedjob.lease.rows import REASON_RESTORED, CodeState, JobSchedulerStatus, LedgerEntry, Run
 from leasedjob.schedule import TickReason
 
 _TICK_KEY: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)(?:#r([1-9]\d{0,8}))?")
@@ -29,6 +29,7 @@ SAID: Final = {
     TickReason.MissedRunPolicy: "it was missed, and missedRunPolicy starts only the latest tick, or none",
     TickReason.MissedRunLimit: "more ticks were missed than missedRunLimit",
     TickReason.ScheduleEdited: "it was due and not decided yet when the schedule was edited",
+    REASON_RESTORED: "the database was restored to an earlier point, and what became of the tick is not known",
 }
 
 

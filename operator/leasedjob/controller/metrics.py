@@ -18,6 +18,7 @@ from leasedjob.lease.rows import (
     REASON_JOB_DELETED,
     REASON_RELEASED,
     REASON_REPLACED,
+    REASON_RESTORED,
     Outcome,
     Transition,
     TransitionKind,
@@ -45,6 +46,7 @@ END_REASONS: Final = KNOWN_REASONS | {
     REASON_INTERRUPTION_LIMIT,
     REASON_JOB_DELETED,
     REASON_RELEASED,
+    REASON_RESTORED,
     "NotAdopted",
     "PodNotCreated",
 }

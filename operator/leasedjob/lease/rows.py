@@ -37,6 +37,7 @@ REASON_STARTING_DEADLINE: Final = "StartingDeadline"
 REASON_AFTER_FAILURES: Final = "SuspendedAfterFailures"
 REASON_RELEASED: Final = "Released"
 REASON_FORGOTTEN: Final = "Forgotten"
+REASON_RESTORED: Final = "Restored"
 
 
 class JobSchedulerStatus(StrEnum):

@@ -332,6 +332,20 @@ SELECT a.verdict, (a.job).id, (a.job).lock_key, (a.job).type, (a.job).code, (a.j
   FROM leasedjob.acquire(%(lock_key)s, %(type)s::leasedjob.job_scheduler_type, %(code)s, %(run_key)s, %(name)s,
                          %(lease_ms)s, %(token)s, %(holder)s) a;
 
+-- name: after_restore
+-- The database was restored to an earlier point.
+SELECT * FROM leasedjob.after_restore(%(as_of)s::timestamptz, %(longest_ms)s, %(tokens)s, %(token_above)s,
+                                      %(attempts)s, %(dry_run)s);
+
+-- name: after_move
+-- The database is on another server now; which roles are missing there.
+SELECT leasedjob.after_move() AS roles;
+
+-- name: operator_sessions
+-- Sessions of operators on this database, as far as this role sees them.
+SELECT a.pid, a.application_name FROM pg_catalog.pg_stat_activity a
+ WHERE a.datname = current_database() AND a.application_name LIKE 'leasedjob-operator%%';
+
 -- name: prunable
 -- How many ended runs of each code could be deleted.
 SELECT code, rows, through FROM leasedjob.prunable(clock_timestamp() - %(age)s, %(keep)s);
