@@ -151,6 +151,15 @@ def test_every_setting_of_the_operator_has_a_value() -> None:
     assert {name for name in read if f"name: {name}\n" not in chart} == NOT_IN_THE_CHART
 
 
+def test_the_operator_is_told_what_is_its_own(render: Any) -> None:
+    values = {"database": {"existingSecret": "lj-database", "ca": {"existingSecret": "db-ca"}}}
+    settings = Settings.from_environment({**operator_env(render(values)), "POD_NAMESPACE": "leasedjob-system"})
+    assert settings.own_secrets == {"lj-database", "db-ca"}
+    assert (settings.own_namespace, settings.own_account) == ("leasedjob-system", "lj-leasedjob")
+    settings = Settings.from_environment(operator_env(render({**EMBEDDED, "serviceAccount": {"create": False}})))
+    assert (settings.own_secrets, settings.own_account) == ({"lj-leasedjob-postgresql"}, "default")
+
+
 def test_how_hard_it_works_is_a_value(render: Any) -> None:
     database = {"existingSecret": "lj-database", "connections": 3}
     env = operator_env(render({"database": database, "compareSeconds": 15, "podConcurrency": 7}))

@@ -59,6 +59,9 @@ class Settings:
     otlp_endpoint: str = ""  # where traces go, by OTLP over HTTP; empty: nowhere
     metrics_jobs: int = 500  # LeasedJobs with series of their own, at most
     identity: str = "leasedjob-operator"
+    own_namespace: str = ""  # where the operator's Pods are
+    own_secrets: frozenset[str] = frozenset()  # of that namespace, with the operator's credentials
+    own_account: str = ""  # the operator's ServiceAccount
     pod_concurrency: int = 100  # Pods created at the same time
     database_connections: int = 8
     compare_seconds: int = 60  # between two comparisons of what the watch delivered with a list
@@ -170,6 +173,9 @@ class Settings:
             otlp_endpoint=url("LEASEDJOB_OTLP_ENDPOINT"),
             metrics_jobs=number("LEASEDJOB_METRICS_JOBS", base.metrics_jobs),
             identity=read("POD_NAME", base.identity),
+            own_namespace=read("POD_NAMESPACE"),
+            own_secrets=frozenset(listed("LEASEDJOB_OWN_SECRETS")),
+            own_account=read("LEASEDJOB_OWN_ACCOUNT"),
             pod_concurrency=number("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
             database_connections=number("LEASEDJOB_DATABASE_CONNECTIONS", base.database_connections),
             compare_seconds=number("LEASEDJOB_COMPARE_SECONDS", base.compare_seconds),

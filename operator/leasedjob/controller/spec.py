@@ -12,6 +12,7 @@ from leasedjob import __version__
 from leasedjob.api.fields import unknown_in_spec
 from leasedjob.api.problem import Problem, Reason, reason_for
 from leasedjob.api.v1alpha1 import LeasedJobSpec, MonitoringSpec, parse_job
+from leasedjob.controller import own
 from leasedjob.controller.cache import Entry
 from leasedjob.controller.model import Monitoring, Policy
 from leasedjob.controller.settings import Settings
@@ -61,6 +62,10 @@ def derive(entry: Entry, settings: Settings) -> None:
         entry.policy = entry.registration = None
         named = ", ".join(later[:8])
         entry.problem = UNKNOWN_FIELD, f"{named}: not known to this version of the operator, {__version__}; upgrade it"
+        return
+    if taken := own.problems(entry.namespace, entry.body["spec"]["template"], settings):
+        entry.policy = entry.registration = None
+        entry.problem = Reason.INVALID_TEMPLATE.value, "; ".join(str(p) for p in taken[:8])
         return
     try:
         policy = policy_of(parsed, code)
