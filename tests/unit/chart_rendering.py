@@ -73,6 +73,7 @@ VARIANTS: dict[str, Json] = {
             "dashboard": {"enabled": True},
         },
         "monitoring": {"pingHosts": ["hc.example"]},
+        "statusPage": {"enabled": True, "hosts": ["jobs.example"]},
         "serviceAccount": {"annotations": {"a": "b"}},
         "crds": {"annotations": {"a": "b"}},
         "migrations": {"mode": "initContainer"},
