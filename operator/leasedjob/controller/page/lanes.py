@@ -152,7 +152,7 @@ def _lane(cluster: str, runs: list[Run], on: Axis, now: datetime) -> Lane:
     bars: list[Bar] = []
     free: list[float] = []  # for each level, where its last bar ends
     for run in sorted(runs, key=lambda r: (r.created_at, r.id)):
-        begin = on.at(run.started_at)
+        begin = min(on.at(run.started_at), 100 - LEAST)
         end = max(on.at(ended_at(run, now)), begin + LEAST)
         earlier = on.at(run.created_at)
         level = next((n for n, until in enumerate(free) if until <= earlier), len(free))

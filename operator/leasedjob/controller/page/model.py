@@ -28,8 +28,8 @@ class State(StrEnum):
     """How a job stands, the worst first. The value stands in URLs."""
 
     NOT_READY = "not-ready"
-    FAILING = "failing"
     HALTED = "halted"
+    FAILING = "failing"
     OVERDUE = "overdue"
     LATE = "late"
     RETRYING = "retrying"
@@ -67,7 +67,7 @@ MEANINGS: Final = {
     State.SUSPENDED: "spec.suspend is true",
 }
 SEVERITY: Final = {state: number for number, state in enumerate(State)}
-ATTENTION: Final = (State.NOT_READY, State.FAILING, State.HALTED, State.OVERDUE, State.LATE)
+ATTENTION: Final = (State.NOT_READY, State.HALTED, State.FAILING, State.OVERDUE, State.LATE)
 
 
 @dataclass(frozen=True, slots=True)

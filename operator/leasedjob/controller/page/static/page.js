@@ -50,14 +50,14 @@
       gauge.classList.toggle("low", part < 0.25);
     }
     const age = document.querySelector("[data-age]");
-    if (age) write(age, ` ${span(Number(age.dataset.age) + (performance.now() - arrived) / 1000)} old`);
+    if (age) write(age, `, ${span(Number(age.dataset.age) + (performance.now() - arrived) / 1000)} old`);
   };
 
   // --- what differs --------------------------------------------------------------------------------------------------
   const keyOf = (node) => (node.nodeType === 1 ? node.id || node.getAttribute("data-key") : null);
   const attributes = (old, fresh) => {
     for (const { name } of [...old.attributes]) {
-      if (!fresh.hasAttribute(name) && name !== "class") old.removeAttribute(name);
+      if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
     }
     for (const { name, value } of fresh.attributes) {
       if (old.getAttribute(name) !== value) old.setAttribute(name, value);

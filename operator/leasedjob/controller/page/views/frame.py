@@ -114,7 +114,7 @@ def _live(shown: Shown) -> Iterable[Html]:
         "span",
         el("span", class_="dot", aria_hidden="true"),
         el("span", "Stale" if stale else "Current", data_state=True),
-        el("span", f" {span(shown.taken_ago)} old", class_="age", data_age=f"{shown.taken_ago:.1f}"),
+        el("span", f", {span(shown.taken_ago)} old", class_="age", data_age=f"{shown.taken_ago:.1f}"),
         class_="pulse stale" if stale else "pulse",
         id="pulse",
     )

@@ -161,7 +161,7 @@ def _run_rows(run: Run, job: Job, now: datetime) -> Iterable[Html]:
         cell("Outcome", outcome(run, job)),
         cell("Attempt", str(run.attempt), " ", el("span", ", ".join(more), class_="sub")),
         cell("Began", when(run.adopted_at or run.started_at, now, job.zone)),
-        cell("Took", took(run, now)),
+        cell("Took", el("span", took(run, now), class_="took")),
         cell("Holder", el("span", holder_of(run), class_="clip", title=holder_of(run)), " ",
              el("span", f"token {run.fencing_token}", class_="sub")),
         cell("Reason", el("span", reason, class_="why")),

@@ -51,7 +51,7 @@ def draw(shown: Shown) -> str:
             el("input", type="hidden", name="sort", value=query.sort) if query.sort is not Sort.STATE else NOTHING,
             el("input", type="hidden", name="order", value="desc") if query.descending else NOTHING,
         ),
-        el("p", counted(place, len(rows), len(snapshot.rows)), class_="counted", id="counted"),
+        el("p", counted(place, len(rows), len(snapshot.rows), "jobs"), class_="counted", id="counted"),
         table(
             "LeasedJobs",
             [

@@ -39,7 +39,7 @@ def draw(shown: Shown) -> str:
         el("p", "Skipped, missed or left behind by an edit: the latest ten ranges of each job. ",
            "A tick that is neither here nor among the runs: ask on its job's page.", class_="lead"),
         filters(shown),
-        el("p", counted(place, len(rows), len(entries)), class_="counted", id="counted"),
+        el("p", counted(place, len(rows), len(entries), "ranges"), class_="counted", id="counted"),
         ledger_table(rows, shown, with_job=True, empty="Every tick that is known of has run."),
         pager(place, query, ["not-run"]),
     )  # fmt: skip
@@ -67,7 +67,7 @@ def _ledger_row(entry: LedgerEntry, shown: Shown, *, with_job: bool) -> Html:
     name: Child = entry.code
     if found is not None:
         seen = found.job.seen
-        name = join(job_link(seen.namespace, seen.name), " ", el("span", seen.namespace, class_="sub"))
+        name = join(job_link(seen.namespace, seen.name, class_="name"), " ", el("span", seen.namespace, class_="sub"))
     first = cell("Ticks", which, head=not with_job)
     return row(
         *([cell("Job", name, head=True)] if with_job else []),

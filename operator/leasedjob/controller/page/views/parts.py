@@ -99,6 +99,7 @@ def key_of(run: Run) -> str:
 
 
 def holder_of(run: Run) -> str:
+    """Who has it; of a claim that no Pod has adopted yet, the cluster."""
     return run.holder or run.cluster or NONE
 
 
@@ -197,12 +198,13 @@ def filters(shown: Shown, *controls: Html) -> Html:
     )  # fmt: skip
 
 
-def counted(place: Cut, here: int, total: int) -> str:
+def counted(place: Cut, here: int, total: int, what: str) -> str:
+    """How many rows there are, and which of them are shown."""
     if not place.total:
-        return f"None of {total:,}" if total else ""
+        return f"None of {total:,} {what}" if total else ""
     last = place.first + here - 1
-    of = f"{place.total:,}" if place.total == total else f"{place.total:,} found, {total:,} in all"
-    return f"{place.first:,} to {last:,} of {of}" if place.pages > 1 else f"{of}"
+    of = f"{place.total:,} {what}" if place.total == total else f"{place.total:,} of {total:,} {what}"
+    return f"{place.first:,} to {last:,} of {of}" if place.pages > 1 else of
 
 
 def where(run: Run, shown: Shown) -> Child:
@@ -211,7 +213,8 @@ def where(run: Run, shown: Shown) -> Child:
     if found is not None:
         seen = found.job.seen
         return join(job_link(seen.namespace, seen.name, class_="name"), " ", el("span", seen.namespace, class_="sub"))
-    return join(el("span", run.identity.code, class_="name"), " ", el("span", "not in this cluster", class_="sub"))
+    elsewhere = "not in this cluster" if run.cluster else LIBRARY
+    return join(el("span", run.identity.code, class_="name"), " ", el("span", elsewhere, class_="sub"))
 
 
 def badge_text(words: str, kind: str) -> Html:

@@ -94,17 +94,27 @@ def draw(shown: Shown, runs: Sequence[Run], *, partial: bool, recalled: bool) ->
         _legend(),
         _drawing(tracks, on, shown) if tracks else el("p", "Nothing ran, and nothing was to run.", class_="empty"),
         pager(place, query, ["timeline"]),
-        el("h2", "The same as a table", id="table"),
+        _listed(listed, shown),
+    )  # fmt: skip
+    return frame("Timeline", main, shown=shown, here="timeline")
+
+
+def _listed(runs: Sequence[Run], shown: Shown) -> Html:
+    """What the drawing shows, for whoever can't see it, or wants to know more of one run."""
+    more = el("p", f"The latest {RUNS_LISTED} of {len(runs):,}.", class_="sub") if len(runs) > RUNS_LISTED else None
+    return el(
+        "details",
+        el("summary", "The same as a table"),
         table(
             "Runs in the window",
             ["Run", "Outcome", "Cluster and holder", "Attempt", "Began", "Took", "Reason"],
-            [_listed_row(run, shown) for run in listed[:RUNS_LISTED]],
+            [_listed_row(run, shown) for run in runs[:RUNS_LISTED]],
             key="timeline-table",
             empty="No run.",
         ),
-        el("p", f"The latest {RUNS_LISTED} of {len(listed):,}.", class_="sub") if len(listed) > RUNS_LISTED else None,
-    )  # fmt: skip
-    return frame("Timeline", main, shown=shown, here="timeline")
+        more,
+        id="table",
+    )
 
 
 def _legend() -> Html:
@@ -225,7 +235,7 @@ def _listed_row(run: Run, shown: Shown) -> Html:
              el("span", holder_of(run), class_="sub clip", title=holder_of(run))),
         cell("Attempt", str(run.attempt)),
         cell("Began", when(run.adopted_at or run.started_at, shown.now)),
-        cell("Took", took(run, shown.now)),
+        cell("Took", el("span", took(run, shown.now), class_="took")),
         cell("Reason", el("span", reason, class_="why")),
         key=f"listed-{run.id}",
     )  # fmt: skip
