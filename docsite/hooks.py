@@ -42,6 +42,7 @@ SECTIONS: Final = (
 )
 _LINK: Final = re.compile(r"(!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\])\(([^)\s]+)\)")
 _TITLE: Final = re.compile(r"^(\s*```\w+) ([\w./-]+)$")
+_MARKS: Final = re.compile(r"^(\s*```\w+) (?:run|fragment=|skip=).*$")  # they are for the tests
 _LOADED: Final = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
 _FENCE: Final = re.compile(r"^(\s*)(```+|~~~+)")
 
@@ -117,7 +118,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for line in markdown.split("\n"):
         if _FENCE.match(line):
             inside = not inside
-            line = _TITLE.sub(r'\1 title="\2"', line)
+            line = _MARKS.sub(r"\1", _TITLE.sub(r'\1 title="\2"', line))
             # No drawing without a script from elsewhere: the text of the diagram has to do.
             line = line.replace("```mermaid", "```text")
         lines.append(line if inside else _LINK.sub(lambda m: f"{m[1]}({_moved(source, page, m[2])})", line))
