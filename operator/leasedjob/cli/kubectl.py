@@ -27,6 +27,7 @@ VERBS: Final = {
     "runs": "List a LeasedJob's recent runs.",
     "why": "Say why a LeasedJob does, or doesn't, run: now, or at a tick.",
     "timeline": "Draw a LeasedJob's recent runs.",
+    "dashboard": "Show the operator's status page in a browser.",
     "logs": "Print the log of a run's Pod.",
     "preview": "Show the next ticks, with what clock changes do to them.",
     "suspend": "Suspend LeasedJobs: no tick counts until `resume`.",

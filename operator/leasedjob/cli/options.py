@@ -74,6 +74,11 @@ def target(ctx: click.Context) -> Cluster:
     return cluster
 
 
+def chosen_namespace(ctx: click.Context) -> str | None:
+    """The namespace that -n names; None where the context's counts."""
+    return _chosen(ctx).get("namespace")
+
+
 class Tick(click.ParamType[datetime]):
     """An instant in RFC 3339, whole seconds, with its offset; becomes UTC.
 
