@@ -34,7 +34,7 @@ SHELL = blocks("sh", "console")
 YAML = blocks("yaml")
 # What the pages ask readers to have; anything else is a typing error, or is to be added here on purpose.
 PROGRAMS = {
-    "argocd", "buildah", "cat", "cd", "curl", "docker", "export", "flux", "git", "grep", "head", "helm", "jq", "kubectl",
+    "argocd", "buildah", "cat", "cd", "curl", "export", "flux", "git", "grep", "head", "helm", "jq", "kubectl",
     "leasedjob", "make", "openssl", "pg_dump", "pg_restore", "pip", "podman", "psql", "python", "sed", "tail",
 }  # fmt: skip
 # Of the same fields that a LeasedJob needs beside a fragment.
