@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -66,6 +67,8 @@ def main(argv: list[str]) -> int:
     cache = Cache.from_env()
     folder = options.folder or cache.root / "chaos" / f"{seed}-{options.minutes:g}"
     print(f"seed {seed}: make chaos MINUTES={options.minutes:g} SEED={seed} does the same again; records in {folder}")
+    # So that nothing of it is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     settings = arena.Settings(seed=seed, minutes=options.minutes, folder=folder)
     try:
         evidence = arena.run(settings, cache, Progress(), keep=options.keep)

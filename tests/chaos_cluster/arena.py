@@ -269,9 +269,9 @@ class _Run:
         """Until every tick up to now is decided and nothing is open; the last of those ticks, or None if it takes too
         long."""
         for site in installed:  # one that waits longer and longer before its next start is started anew
-            with contextlib.suppress(AssertionError):
+            with contextlib.suppress(OSError):
                 for pod in site.operators():
-                    if not sites.ready(pod):
+                    if sites.backing_off(pod):
                         site.system.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
         deadline = time.monotonic() + SETTLE_SECONDS
         self._last = int(time.time() // MINUTE) * MINUTE
@@ -293,7 +293,7 @@ class _Run:
         complete &= within(lambda: not database.open_runs())
         complete &= within(lambda: all(process.poll() == 0 for process in self._processes))
         # Whoever is still there and should not be is heard of.
-        wait_for(lambda: not any(site.kubectl.items("pods") for site in installed), seconds=30)
+        wait_for(lambda: not any(site.all_pods() for site in installed), seconds=30)
         return float(self._last) if complete else None
 
     def _latest_tick(self, job: Real) -> int:
@@ -318,7 +318,7 @@ def _waiting(site: Site) -> list[str]:
 
     return [
         f"{job['metadata']['name']}: {[c.get('message') for c in conditions(job)]}"
-        for job in site.kubectl.items("leasedjobs")
+        for job in site.jobs()
         if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions(job))
     ]
 

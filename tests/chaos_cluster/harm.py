@@ -20,7 +20,7 @@ from tests.chaos_cluster.database import NotNowError, Replicated
 from tests.chaos_cluster.plan import CLOCK_SHIFT, Fault
 from tests.chaos_cluster.sites import Site, running
 from tests.cluster import faults, lifecycle, onenode
-from tests.e2e.kube import CommandFailed, Json
+from tests.e2e.kube import Json
 
 PATIENCE: Final = 15.0  # seconds for somebody to come to whom it can be done
 API_PORT: Final = 6443
@@ -59,10 +59,10 @@ class Harm:
         """The Pod in the fault's place and the id of its container; waits a while for one."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            with contextlib.suppress(CommandFailed, subprocess.TimeoutExpired):
+            with contextlib.suppress(OSError):
                 if found := [(pod, id) for pod in there() if (id := running(pod, container))]:
                     return found[int(fault.place * len(found))]
-            if time.monotonic() > deadline or self.stop.wait(0.5):
+            if time.monotonic() > deadline or self.stop.wait(1.0):
                 raise NobodyError(f"no {what} runs in {fault.cluster}")
 
     def _operator(self, fault: Fault) -> tuple[Site, Json, str]:

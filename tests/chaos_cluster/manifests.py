@@ -60,7 +60,7 @@ class Real:
 
     @property
     def schedule(self) -> str:
-        minutes = "*" if self.every == 1 else ",".join(str(m) for m in range(60) if m % self.every == self.offset)
+        minutes = "*" if self.every == 1 else f"{self.offset}-59/{self.every}"
         return f"{minutes} * * * *"
 
 

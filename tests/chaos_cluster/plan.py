@@ -15,8 +15,8 @@ from tests.chaos_cluster.manifests import Kind, Real, Timing
 
 CLUSTERS: Final = ("chaos-a", "chaos-b")
 JOBS: Final = 40
-# Minutes between ticks, and how many of the jobs have them: as many Pods a minute as two cores bear (docs/explanation/chaos.md).
-SPREAD: Final = {1: 4, 2: 12, 3: 24}
+# Minutes between ticks, and how many of the jobs have them: as many Pods a minute as two cores bear.
+SPREAD: Final = {1: 2, 2: 8, 5: 30}
 TIMINGS: Final = (
     Timing(lease=30, heartbeat=3, grace=5),
     Timing(lease=40, heartbeat=4, grace=6),

@@ -33,7 +33,7 @@ def test_jobs_are_spread_over_what_there_is() -> None:
     assert len({job.name for job in found}) == 40
     assert {job.policy for job in found} == {"Forbid", "Replace", "Allow"}
     assert {job.kind for job in found} == set(Kind)
-    assert {job.every for job in found} == {1, 2, 3}
+    assert {job.every for job in found} == {1, 2, 5}
 
 
 @pytest.mark.parametrize("seed", range(5))
