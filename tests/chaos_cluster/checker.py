@@ -227,7 +227,8 @@ def _account(
                 job.code,
                 f"{run_key} was claimed at {_clock(claimed)}, its starting deadline is {job.deadline} s",
             )
-        if not _over(writes[-1]) or (job.simulated and writes[-1].status != "SUCCESS"):
+        ended = writes[-1].status == "SUCCESS" if job.simulated else _over(writes[-1])
+        if not ended and (tick <= until or not job.simulated):  # holders leave at once what comes after the last tick
             verdict.say(
                 Broken.OPEN,
                 job.code,

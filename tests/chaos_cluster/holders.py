@@ -26,7 +26,7 @@ from leasedjob.lease.database import Credentials, Pool, translated
 from tests.chaos_cluster.tether import tether
 
 MINUTE: Final = 60
-STOPPING: Final = 2.0  # seconds that the work may need to stop
+STOPPING: Final = 5.0  # seconds that the work may need to stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
