@@ -48,7 +48,8 @@ class Faults:
     @property
     def api(self) -> Part:
         """The cluster's API server, as Pods reach it."""
-        return Part("the API server", (self.node.address,), (network.API_PORT,))
+        address, port = network.API_SERVICE
+        return Part("the API server", (self.node.address, address), (network.API_PORT, port))
 
     @property
     def kubelet(self) -> Part:

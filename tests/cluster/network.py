@@ -2,8 +2,9 @@
 
 The rules stand in the network namespace of one cluster. A packet between two parts passes its node's forward chain, or
 the input or output chain where one of the parts is the node itself: the API server and DNS are. By then a Service's
-address is its Pod's. Every cluster has the same addresses for Pods and Services, so a part means something in one
-cluster alone; what all of them share has an address of the host's.
+address is its Pod's; who has called a Service would take no refusal from there for an answer, so refusals come earlier.
+Every cluster has the same addresses for Pods and Services, so a part means something in one cluster alone; what all of
+them share has an address of the host's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 API_PORT: Final = 6443
+API_SERVICE: Final = ("10.96.0.1", 443)  # by which Pods call it
 DNS_PORT: Final = 53
 PREFIX: Final = "lj_"  # of the tables, so that whoever comes later can tell and remove them
 
@@ -51,7 +53,7 @@ class Part:
 # Whoever is in the cluster: Pods and the node.
 CLUSTER: Final = Part("the cluster")
 # All that a Pod can talk to, but not its kubelet, which stands beside it on the same node: its probes get through.
-EVERYTHING: Final = Part("everything", on_node=(API_PORT, DNS_PORT))
+EVERYTHING: Final = Part("everything", on_node=(API_PORT, API_SERVICE[1], DNS_PORT))
 
 
 def pod(address: str) -> Part:
@@ -63,8 +65,11 @@ def rules(table: str, one: Part, other: Part, way: Way = Way.BOTH, how: How = Ho
     """nftables rules, for inside a cluster, that cut one part off from the other."""
     pairs = {Way.BOTH: ((one, other), (other, one)), Way.THERE: ((one, other),), Way.BACK: ((other, one),)}[way]
     lines = [f"table ip {table} {{"]
-    for hook in ("forward", "input", "output"):
-        lines.append(f"  chain {hook} {{ type filter hook {hook} priority -10;")
+    hooks = {"forward": -10, "input": -10, "output": -10}
+    if how is How.REFUSE:
+        hooks = {"prerouting": -150, **hooks}  # after connections are known, before addresses are rewritten
+    for hook, priority in hooks.items():
+        lines.append(f"  chain {hook} {{ type filter hook {hook} priority {priority};")
         for source, target in pairs:
             who = " ".join(_match(source, "s", hook) + _match(target, "d", hook))
             lines += [f"    {who} {verdict}".rstrip() for verdict in _verdicts(how)]

@@ -32,10 +32,11 @@ def test_one_direction_alone(way: Way, kept: str) -> None:
 
 
 def test_what_is_refused_is_told() -> None:
-    assert chain(rules("lj_x", POD, DATABASE, Way.THERE, How.REFUSE), "forward") == [
-        f"{THERE} meta l4proto tcp reject with tcp reset",
-        f"{THERE} reject",
-    ]
+    """Also by the address of a Service, which is rewritten before anything else here sees it."""
+    text = rules("lj_x", POD, DATABASE, Way.THERE, How.REFUSE)
+    for hook in ("prerouting", "forward", "output"):
+        assert chain(text, hook) == [f"{THERE} meta l4proto tcp reject with tcp reset", f"{THERE} reject"]
+    assert "prerouting" not in rules("lj_x", POD, DATABASE)
 
 
 def test_a_whole_cluster_is_whoever_speaks_with_the_other_part() -> None:
@@ -47,8 +48,8 @@ def test_a_pod_that_reaches_nothing_is_still_reached_by_its_kubelet() -> None:
     text = rules("lj_x", POD, EVERYTHING)
     assert chain(text, "forward") == ["ip saddr { 10.88.0.9 } drop", "ip daddr { 10.88.0.9 } drop"]
     there, back = chain(text, "input")
-    assert there == "ip saddr { 10.88.0.9 } meta l4proto { tcp, udp } th dport { 6443, 53 } drop"
-    assert back == "meta l4proto { tcp, udp } th sport { 6443, 53 } ip daddr { 10.88.0.9 } drop"
+    assert there == "ip saddr { 10.88.0.9 } meta l4proto { tcp, udp } th dport { 6443, 443, 53 } drop"
+    assert back == "meta l4proto { tcp, udp } th sport { 6443, 443, 53 } ip daddr { 10.88.0.9 } drop"
 
 
 @pytest.mark.parametrize("how", How)
