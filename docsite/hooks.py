@@ -30,6 +30,7 @@ ELSEWHERE: Final = {
     "SECURITY.md": "security.md",
     "charts/leasedjob/README.md": "reference/chart.md",
 }
+_NOWHERE: Final[list[Any]] = []
 # Where a page stands that mkdocs.yml doesn't name; the first that fits.
 SECTIONS: Final = (
     ("howto-", "How-to guides"),
@@ -42,7 +43,7 @@ SECTIONS: Final = (
 )
 _LINK: Final = re.compile(r"(!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\])\(([^)\s]+)\)")
 _TITLE: Final = re.compile(r"^(\s*```\w+) ([\w./-]+)$")
-_MARKS: Final = re.compile(r"^(\s*```\w+) (?:run|fragment=|skip=).*$")  # they are for the tests
+_MARKS: Final = re.compile(r"^(\s*```\w+) (?:run|cluster|fragment=|skip=).*$")  # they are for the tests
 _LOADED: Final = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
 _FENCE: Final = re.compile(r"^(\s*)(```+|~~~+)")
 
@@ -87,9 +88,21 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     present = {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")} | {*pages_elsewhere().values()}
     for uri in sorted(present - named):
         title = next(title for start, title in SECTIONS if uri.startswith(start))
-        section = next(entry[title] for entry in nav if title in entry)
-        section.append(uri)
+        _section(nav, title).append(uri)
     return config
+
+
+def _section(nav: list[Any], title: str) -> list[Any]:
+    """The entries of the section with this title, at any depth."""
+    for entry in nav:
+        if isinstance(entry, dict):
+            for name, inner in entry.items():
+                if name == title:
+                    found: list[Any] = inner
+                    return found
+                if isinstance(inner, list) and (below := _section(inner, title)) is not _NOWHERE:
+                    return below
+    return _NOWHERE
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

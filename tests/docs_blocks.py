@@ -2,8 +2,9 @@
 
 What a block's first line says behind the language:
 
-    a file's name    the block is that file; a test of the page's own uses it (Python)
+    a file's name    the block is that file; a test of the page's own uses it
     run              shell that is run for real, with a database (tests/integration/test_docs.py)
+    cluster          shell that is run for real, on a cluster (tests/e2e/test_tutorial.py)
     fragment=spec    YAML: fields of a LeasedJob's spec
     fragment=values  YAML: values of the chart; fragment=other: of something else
     skip="why"       neither run nor checked, and why not
