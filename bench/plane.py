@@ -1,4 +1,4 @@
-"""A real API server on a real etcd, without nodes, for what needs no kubelet; operators and Kubernetes' own controllers.
+"""A real API server on a real etcd, without nodes, for what needs no kubelet; operators, Kubernetes' controllers.
 
 Without a scheduler and a kubelet every Pod stays Pending, as on a cluster whose nodes are cordoned. Times of requests
 are the API server's own, to the microsecond, from its audit log: no observer has to be fast.
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-
-from bench.database import OWNER, PASSWORD, Database
-from leasedjob.protocol import GROUP, VERSION
 from tests.cluster import binaries
 from tests.cluster.layout import Cache
 from tests.cluster.progress import Progress
 from tests.controller.control_plane import ControlPlane, free_port
+
+from bench.database import OWNER, PASSWORD, Database
+from leasedjob.protocol import GROUP, VERSION
 
 Json = dict[str, Any]
 AGENT: Final = "leasedjob-bench"  # what the bench itself writes is told apart by it
@@ -208,7 +208,7 @@ class Operator:
             (credentials / name).write_text(value, encoding="utf-8")
         self.log = self._folder / "log"
         self._env = {
-            "PATH": os.environ["PATH"],
+            **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
             "LANG": "C.UTF-8",
             "POD_NAME": self._folder.name,
             "USER": "bench",

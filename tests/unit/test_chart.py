@@ -162,11 +162,13 @@ def test_the_operator_is_told_what_is_its_own(render: Any) -> None:
 
 def test_how_hard_it_works_is_a_value(render: Any) -> None:
     database = {"existingSecret": "lj-database", "connections": 3}
-    env = operator_env(render({"database": database, "compareSeconds": 15, "podConcurrency": 7}))
+    env = operator_env(render({"database": database, "compareSeconds": 15, "podConcurrency": 7, "podsPerSecond": 40}))
     settings = Settings.from_environment(env)
     assert (settings.compare_seconds, settings.pod_concurrency, settings.database_connections) == (15, 7, 3)
+    assert settings.pods_per_second == 40
     found, own = Settings.from_environment(operator_env(render(EXISTING))), Settings()
     assert (found.compare_seconds, found.pod_concurrency) == (own.compare_seconds, own.pod_concurrency)
+    assert found.pods_per_second == own.pods_per_second
     assert found.database_connections == own.database_connections
 
 

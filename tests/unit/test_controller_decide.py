@@ -15,6 +15,7 @@ from leasedjob.api.v1alpha1 import ConcurrencyPolicy, ExitZeroOnStop
 from leasedjob.controller.decide import (
     EXPIRY_MARGIN,
     LAUNCH_GRACE,
+    LAUNCH_PATIENCE,
     LAUNCH_RETRY_SECONDS,
     NOT_HELD,
     PREDECESSOR_GRACE,
@@ -421,6 +422,19 @@ class TestClaims:
         grace = LAUNCH_GRACE.total_seconds()
         assert nothing(b.view(row, now=grace - 0.1)) == b.T0 + LAUNCH_GRACE
         assert only(b.view(row, now=grace)) == Launch(row)
+
+    def test_while_others_create_pods_it_is_left_to_them_for_some_time(self) -> None:
+        row = b.run(started=0)
+        grace, patience = LAUNCH_GRACE.total_seconds(), LAUNCH_PATIENCE.total_seconds()
+
+        def seen(now: float, helped: float) -> JobView:
+            return replace(b.view(row, now=now), helped_at=b.at(helped))
+
+        assert nothing(seen(grace, helped=grace - 0.1)) == b.at(2 * grace), "the winner is at work"
+        assert only(seen(5, helped=5 - grace)) == Launch(row), "it is silent: perhaps it has died"
+        assert nothing(seen(5, helped=4.9)) == b.at(5 + grace)
+        assert only(seen(patience, helped=patience - 0.1)) == Launch(row), "not for ever"
+        assert nothing(seen(patience - 0.1, helped=patience - 0.2)) == b.at(patience)
 
     def test_not_while_the_caches_are_cold(self) -> None:
         assert actions(b.view(b.run(), now=20, fresh=False)) == ()

@@ -14,7 +14,7 @@ from typing import Any, Final, assert_never
 from uuid import UUID
 
 from leasedjob.controller.batch import Batcher
-from leasedjob.controller.cache import Cache, Entry
+from leasedjob.controller.cache import Cache, Entry, Key
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.decide import (
     NOT_HELD,
@@ -34,6 +34,7 @@ from leasedjob.controller.decide import (
 from leasedjob.controller.events import EventReason, Recorder
 from leasedjob.controller.facts import PodFacts, pod_facts
 from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.launches import Launches
 from leasedjob.controller.manual import RequestReason, note_of
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import JobView, Policy
@@ -118,12 +119,12 @@ class Actor:
     cache: Cache = field(init=False)
     skew: WorkloadSkew = field(init=False)
     _claims: Batcher[ClaimRequest, ClaimResult] = field(init=False)
-    _pods: asyncio.Semaphore = field(init=False)
+    launches: Launches[Key] = field(init=False)
 
     def __post_init__(self) -> None:
         self.skew = WorkloadSkew(lambda seconds: self.metrics.workload_skew_seconds.observe(seconds))
-        self._claims = Batcher(self._claim_many)
-        self._pods = asyncio.Semaphore(self.settings.pod_concurrency)
+        self._claims = Batcher(self._claim_many, owner=lambda request: request.identity.code)
+        self.launches = Launches(self.settings.pod_concurrency, self.settings.pods_per_second)
 
     async def act(self, entry: Entry, view: JobView, action: Action | object) -> Progress:
         match action:
@@ -136,9 +137,11 @@ class Actor:
             case DeletePod():
                 return await self._delete(entry, action)
             case Launch():
-                return await self._launch(entry, view, action.run)
+                with self.launches.expected():
+                    return await self._launch(entry, view, action.run)
             case Claim():
-                return await self._claim(entry, view, action)
+                with self.launches.expected():
+                    return await self._claim(entry, view, action)
             case RecordTicks():
                 return await self._record(entry, action)
             case SuspendFailing():
@@ -458,7 +461,7 @@ class Actor:
             await asyncio.sleep(delay)
             try:
                 await self.tenants.ensure(entry.namespace)
-                async with self._pods:
+                async with self.launches.turn(entry.key):
                     body = await self.kube.create_pod(pod)
             except KubeError as e:
                 if e.status == 409 and e.reason == "AlreadyExists":
@@ -477,7 +480,7 @@ class Actor:
                 refusal = f"SidecarCredential: {e}"
                 break
             else:
-                self.cache.pod_seen(body)
+                self.cache.pod_seen(body, own=True)
                 self.metrics.pods_created.inc()
                 text = f"{run_name(attempt.run_key)}, attempt {attempt.number}: Pod {pod['metadata']['name']}"
                 self.events.record(entry.body, EventReason.RUN_STARTED, text, once="attempt")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from leasedjob.controller.turns import Turns
 from leasedjob.errors import LeasedJobError
 
 Req = TypeVar("Req")
@@ -28,6 +28,7 @@ class Batcher(Generic[Req, Res]):
     Args:
         send: one round trip for many requests.
         limit: most requests in one batch.
+        owner: whose request it is. Where not all go into one batch, owners take turns; by default there is only one.
         shared: failures that hit a batch as a whole. After any other each of its requests is sent alone.
     """
 
@@ -36,17 +37,19 @@ class Batcher(Generic[Req, Res]):
         send: Callable[[Sequence[Req]], Awaitable[Sequence[Res]]],
         *,
         limit: int = 500,
+        owner: Callable[[Req], Hashable] = lambda _: None,
         shared: tuple[type[Exception], ...] = (LeasedJobError, OSError),
     ) -> None:
         self._send = send
         self._shared = shared
         self._limit = limit
-        self._waiting: deque[tuple[Req, asyncio.Future[Res]]] = deque()
+        self._owner = owner
+        self._waiting: Turns[Hashable, tuple[Req, asyncio.Future[Res]]] = Turns()
         self._pump: asyncio.Task[None] | None = None
 
     async def ask(self, request: Req) -> Res:
         future: asyncio.Future[Res] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+        self._waiting.add(self._owner(request), (request, future))
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
         return await future
@@ -59,9 +62,10 @@ class Batcher(Generic[Req, Res]):
         except Exception:
             raise
         except BaseException:
-            for _, future in (*batch, *self._waiting):
+            for _, future in batch:
                 future.cancel()
-            self._waiting.clear()
+            while len(self._waiting):
+                self._waiting.take()[1].cancel()
             raise
 
     async def _alone(self, request: Req, future: asyncio.Future[Res]) -> None:
@@ -76,8 +80,8 @@ class Batcher(Generic[Req, Res]):
 
     async def _run(self) -> None:
         await asyncio.sleep(0)  # let everybody who is ready to ask do so
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(self._limit, len(self._waiting)))]
+        while len(self._waiting):
+            batch = [self._waiting.take() for _ in range(min(self._limit, len(self._waiting)))]
             batch = [(request, future) for request, future in batch if not future.done()]  # whose asker still waits
             if not batch:
                 continue

@@ -142,6 +142,7 @@ class Cache:
         self._versions: dict[str, int] = {}
         self._gone: dict[str, float] = {}
         self._prune_at = 1000
+        self.helped_at = 0.0  # when a Pod was last seen that another replica has created, by time.monotonic()
 
     def _news(self, body: Json) -> bool:
         uid = body["metadata"]["uid"]
@@ -188,6 +189,8 @@ class Cache:
             assert created is not None, "the API server sets creationTimestamp"
             entry = Entry(*key, uid=meta["uid"], body=lean(body), created_at=created)
             self.jobs[key] = entry
+        elif version(body) == version(entry.body):
+            return  # the answer to this process's own write has told it
         else:
             entry.observe(body)
         self.changed(key)
@@ -217,7 +220,8 @@ class Cache:
 
     # --- Pods --------------------------------------------------------------------------------------------------------
 
-    def pod_seen(self, body: Json) -> None:
+    def pod_seen(self, body: Json, *, own: bool = False) -> None:
+        """`own`: this process has just created it."""
         if not self._news(body):
             return
         facts = pod_facts(body)
@@ -225,6 +229,8 @@ class Cache:
             return
         key = facts.namespace, facts.job_name
         before = self.pods.get(facts.uid)
+        if before is None and not own:
+            self.helped_at = time.monotonic()
         if before is not None and before.job_name != facts.job_name:
             self._drop(self.pods_of, (before.namespace, before.job_name), facts.uid)  # somebody edited its annotation
         self.pods[facts.uid] = facts

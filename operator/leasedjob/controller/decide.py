@@ -37,7 +37,8 @@ from leasedjob.lease.rows import (
 )
 from leasedjob.schedule import MissedRunPolicy, TickRange, TickReason, Timetable, passed_over, ticks_due
 
-LAUNCH_GRACE: Final = timedelta(seconds=3)  # how long a claim's own replica has for its Pod before another one helps
+LAUNCH_GRACE: Final = timedelta(seconds=0.6)  # how long a claim's own replica has for its Pod before another one helps
+LAUNCH_PATIENCE: Final = timedelta(seconds=10)  # the same, while Pods that others create keep coming
 ON_TIME: Final = timedelta(seconds=60)  # a tick that is started later than this was missed
 NOT_HELD: Final = "LeaseNotHeld"
 PREDECESSOR_GRACE: Final = timedelta(seconds=10)  # for other clusters to claim what a deleted object has left
@@ -240,10 +241,11 @@ def _claimed(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
     wake.by(run.expires_at + EXPIRY_MARGIN)
     if pod is None:
         # Crash window: claim committed, Pod not created. Any replica of this cluster launches it.
-        if job.fresh and job.now >= run.started_at + LAUNCH_GRACE:
+        at = _helped_from(job, run)
+        if job.fresh and job.now >= at:
             yield Launch(run)
         else:
-            wake.by(run.started_at + LAUNCH_GRACE)
+            wake.by(at)
         return
     if refusal := adoption_refusal(pod):
         yield ReleaseClaim(run, "NotAdopted", refusal, _relaunch_ms(job, run))
@@ -258,6 +260,14 @@ def _claimed(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
         yield DeletePod(pod, "PendingDeadlineExceeded")
     else:
         wake.by(deadline)
+
+
+def _helped_from(job: JobView, run: Run) -> datetime:
+    """From when on another replica launches a claim. At a tick that many objects share the winner has many Pods to
+    create; while they keep coming it lives."""
+    if job.helped_at is None or job.helped_at + LAUNCH_GRACE <= job.now:
+        return run.started_at + LAUNCH_GRACE
+    return max(run.started_at + LAUNCH_GRACE, min(job.now + LAUNCH_GRACE, run.started_at + LAUNCH_PATIENCE))
 
 
 def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Action]:

@@ -227,6 +227,7 @@ class Engine:
         else:
             await self._current(entry)
             await self._settle_pods(entry)
+        await self.actor.launches.calm()  # what is shown can wait, Pods can't
         await self._state(entry)
         if self.cache.runs_of.get(entry.key):
             problem = _problem(entry, conflict)
@@ -325,6 +326,7 @@ class Engine:
             fresh=self.fresh,
             uid=entry.uid,
             suspended=entry.state is not None and entry.state.suspension is not None,
+            helped_at=now - timedelta(seconds=min(3600.0, time.monotonic() - self.cache.helped_at)),
         )
 
     async def _rounds(self, entry: Entry) -> datetime | None:

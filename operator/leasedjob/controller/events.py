@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -66,10 +66,19 @@ def event_name(regarding: Mapping[str, Any], *said: str) -> str:
     return f"{meta['name'][:200]}.{digest.hexdigest()[:16]}"
 
 
+async def _at_once() -> None:
+    """Nothing is waited for."""
+
+
 class Recorder:
-    """Writes Events in the background, a few at a time, so that no reconcile waits for one."""
+    """Writes Events in the background, a few at a time, so that no reconcile waits for one.
+
+    Attributes:
+        calm: awaited before each Event: whatever has to go first.
+    """
 
     def __init__(self, kube: Kube, instance: str, *, writers: int = 4) -> None:
+        self.calm: Callable[[], Awaitable[None]] = _at_once
         self._kube = kube
         self._instance = instance
         self._writers = writers
@@ -132,6 +141,7 @@ class Recorder:
             event = wanted.event
             self._writing += 1
             try:
+                await self.calm()
                 await self._write(wanted)
             except KubeError as e:
                 if e.status not in (403, 404):  # a namespace that is terminating or gone takes no Events

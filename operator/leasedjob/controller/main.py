@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -48,6 +48,7 @@ from leasedjob.lease.service import JobSchedulerService
 from leasedjob.lease.store import OperatorStore
 
 log = logging.getLogger(__name__)
+SWITCH_SECONDS: Final = 0.0005
 
 
 async def resolved(settings: Settings, kube: Kube) -> Settings:
@@ -68,7 +69,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         health, metrics, clock = Health(), Metrics(), DatabaseClock()
         await stack.enter_async_context(_http(settings, health, metrics))
-        kube = await stack.enter_async_context(Kube(settings.kubeconfig, connections=settings.pod_concurrency + 20))
+        kube = await stack.enter_async_context(Kube(settings.kubeconfig, connections=settings.pod_concurrency + 40))
         settings = await resolved(settings, kube)
         credentials = Credentials.from_directory(settings.database_dir)
         connections = operator_pool(credentials, max_size=settings.database_connections)
@@ -82,6 +83,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         actor = Actor(settings, kube, store, tenants, events, clock, metrics)
         engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
         actor.cache = engine.cache
+        events.calm = actor.launches.calm
         gauges = Gauges(engine)
         await stack.enter_async_context(page(engine, health, gauges))
         rotator = Rotator(tenants, lambda: {namespace for namespace, _ in engine.cache.jobs} if engine.fresh else None)
@@ -168,6 +170,8 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    # kopf's thread computes while this one mostly asks: it must not wait its whole turn at each request.
+    sys.setswitchinterval(SWITCH_SECONDS)
     logging.getLogger("kopf").setLevel(os.environ.get("LEASEDJOB_KOPF_LOG_LEVEL", "WARNING"))
     # It warns that it doesn't take over the signals in a thread, which is what the thread is for.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

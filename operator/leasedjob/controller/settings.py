@@ -63,6 +63,7 @@ class Settings:
     own_secrets: frozenset[str] = frozenset()  # of that namespace, with the operator's credentials
     own_account: str = ""  # the operator's ServiceAccount
     pod_concurrency: int = 100  # Pods created at the same time
+    pods_per_second: int = 1000  # Pods created in a second, on average, at most; 0: no limit
     database_connections: int = 8
     compare_seconds: int = 60  # between two comparisons of what the watch delivered with a list
     kubeconfig: str = ""  # outside a cluster (tests); empty: in-cluster
@@ -102,6 +103,11 @@ class Settings:
             if not text.isdecimal():
                 raise SettingsError(f"{name} must be a whole number, not {text!r}")
             return int(text)
+
+        def positive(name: str, default: int) -> int:
+            if not (value := number(name, default)):
+                raise SettingsError(f"{name} must be at least 1")
+            return value
 
         def days(name: str, default: float) -> float:
             try:
@@ -176,7 +182,8 @@ class Settings:
             own_namespace=read("POD_NAMESPACE"),
             own_secrets=frozenset(listed("LEASEDJOB_OWN_SECRETS")),
             own_account=read("LEASEDJOB_OWN_ACCOUNT"),
-            pod_concurrency=number("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
+            pod_concurrency=positive("LEASEDJOB_POD_CONCURRENCY", base.pod_concurrency),
+            pods_per_second=number("LEASEDJOB_PODS_PER_SECOND", base.pods_per_second),
             database_connections=number("LEASEDJOB_DATABASE_CONNECTIONS", base.database_connections),
             compare_seconds=number("LEASEDJOB_COMPARE_SECONDS", base.compare_seconds),
             kubeconfig=read("LEASEDJOB_KUBECONFIG"),

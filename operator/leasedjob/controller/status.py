@@ -6,6 +6,7 @@ whose rows are older than what stands there already doesn't write.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -45,6 +46,7 @@ SPEC_DIFFERS: Final = "SpecDiffers"
 OWN_CONDITIONS: Final = (READY, SPEC_DIFFERS)
 PREVIEW: Final = 5
 INSIST_AFTER: Final = (1.0, 300.0)  # seconds before the same is said again, first and longest
+WRITES: Final = 16  # at a time: a Pod that is to be created meanwhile need not queue behind all of them
 UNREAD: Final = timedelta(seconds=60)  # rows are read each second; what is older and missing is gone
 
 
@@ -265,6 +267,7 @@ class StatusWriter:
     def __init__(self, kube: Kube, clock: DatabaseClock) -> None:
         self._kube = kube
         self._clock = clock
+        self._writes = asyncio.Semaphore(WRITES)
 
     async def write(self, entry: Entry, view: JobView, runs: Sequence[Json], conflict: Entry | None) -> bool:
         """Status of the LeasedJob, then of its LeasedJobRuns. False: one was changed elsewhere meanwhile; its event, or
@@ -335,9 +338,10 @@ class StatusWriter:
         meta = body["metadata"]
         patch = {**{k: None for k in old if k not in status}, **status}
         try:
-            written = await self._kube.patch_status(
-                plural, meta["namespace"], meta["name"], patch, meta.get("resourceVersion", "")
-            )
+            async with self._writes:
+                written = await self._kube.patch_status(
+                    plural, meta["namespace"], meta["name"], patch, meta.get("resourceVersion", "")
+                )
         except KubeError as e:
             if e.status in (404, 409):
                 return None, e.status == 404

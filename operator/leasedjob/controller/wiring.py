@@ -72,6 +72,38 @@ async def watch(settings: Settings, cache: Cache, health: Health) -> None:
         log.warning("the watch begins anew%s", " for it is silent" if health.staleness() else "")
 
 
+class _NoEssence(kopf.DiffBaseStorage):
+    """Handlers of events need no difference to what was before, which costs two deep copies of each object."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Handlers of events have no progress."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
 def registry_for(settings: Settings, cache: Cache, deliver: Deliver) -> kopf.OperatorRegistry:
     """The watch handlers of one operator; each hands over one kind of object."""
     registry = kopf.OperatorRegistry()
@@ -112,4 +144,6 @@ def settings_for(settings: Settings) -> kopf.OperatorSettings:
     # Without cluster-wide rights, looking for namespaces and definitions would hold up the watches for a minute.
     k.scanning.disabled = bool(settings.namespaces)
     k.process.ultimate_exiting_timeout = 20
+    k.persistence.diffbase_storage = _NoEssence()
+    k.persistence.progress_storage = _NoProgress()
     return k
