@@ -21,7 +21,8 @@ from tests.chaos_cluster.harm import Harm, NobodyError
 from tests.chaos_cluster.holders import Holding
 from tests.chaos_cluster.manifests import Real, manifest
 from tests.chaos_cluster.records import Done, Evidence, Job, Line, read
-from tests.chaos_cluster.sites import Logs, Site, at_once, wait_for
+from tests.chaos_cluster.sites import Logs, Site, at_once
+from tests.chaos_cluster.waiting import wait_for
 from tests.cluster.layout import Cache
 from tests.cluster.onenode import HOST_ADDRESS
 from tests.cluster.progress import Progress
@@ -165,9 +166,9 @@ class _Run:
             processes=PROCESSES,
             holders=HOLDERS,
             codes=CODES,
-            lease=30.0,
-            heartbeat=5.0,
-            work=15.0,
+            lease=15.0,
+            heartbeat=3.0,
+            work=25.0,
             failing=0.1,
             seed=self._settings.seed,
         )

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, LiteralString, Self
@@ -19,6 +19,7 @@ from leasedjob.lease.migrate import migrate
 from leasedjob.testing.postgres import PostgresServer
 from tests.chaos.proxy import FaultyProxy
 from tests.chaos_cluster.records import Change, Range
+from tests.chaos_cluster.waiting import wait_for
 
 DBNAME: Final = "leasedjob"
 OWNER, OWNER_PASSWORD = "leasedjob_owner", "owner"
@@ -105,7 +106,7 @@ class Replicated:
             NotNowError: the standby hasn't got everything.
         """
         with self._lock:
-            if not self._asked(self.primary, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"):
+            if not wait_for(self._standby_has_everything, seconds=20):
                 raise NotNowError("no synchronous standby is attached")
             self.primary.kill()
             self._execute(self._standby, "SELECT pg_promote(true, 60)")
@@ -116,6 +117,9 @@ class Replicated:
             for door in self.doors:
                 door.leads_to(self.primary.address, self.primary.port)
             self._attach()
+
+    def _standby_has_everything(self) -> bool:
+        return bool(self._asked(self.primary, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"))
 
     def _attach(self) -> None:
         """Makes the standby anew from the primary, and the primary wait for it from then on."""
@@ -132,10 +136,9 @@ class Replicated:
         if copy.wait(120) != 0:
             raise RuntimeError("pg_basebackup failed")
         standby.start()
-        _wait(
-            "the standby to stream",
-            lambda: bool(self._asked(primary, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'")),
-        )
+        streams = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+        if not wait_for(lambda: bool(self._asked(primary, streams)), seconds=60):
+            raise RuntimeError("the standby doesn't stream")
         self._execute(primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")
         self._execute(primary, "SELECT pg_reload_conf()")
 
@@ -205,11 +208,3 @@ class Replicated:
                 "SELECT code, run_key FROM leasedjob.job_scheduler WHERE status = 'SUCCESS'"
             ).fetchall()
         return {(row["code"], row["run_key"]) for row in rows}
-
-
-def _wait(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.1)

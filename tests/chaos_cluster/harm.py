@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import threading
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from tests.chaos.proxy import Fault as Line
@@ -19,11 +17,12 @@ from tests.chaos_cluster import clocks
 from tests.chaos_cluster.database import NotNowError, Replicated
 from tests.chaos_cluster.plan import CLOCK_SHIFT, Fault
 from tests.chaos_cluster.sites import Site, running
-from tests.cluster import faults, lifecycle, onenode
+from tests.cluster import faults, network, onenode
+from tests.cluster.network import How, Part
+from tests.cluster.onenode import HOST_ADDRESS
 from tests.e2e.kube import Json
 
 PATIENCE: Final = 15.0  # seconds for somebody to come to whom it can be done
-API_PORT: Final = 6443
 
 
 class NobodyError(Exception):
@@ -83,12 +82,12 @@ class Harm:
     @contextlib.contextmanager
     def _stopped(self, site: Site, pod: Json, container: str) -> Iterator[str]:
         """Each process of the container by a signal, so that SIGKILL still ends them."""
-        pids = processes(site, container)
-        send(pids, signal.SIGSTOP)
+        own = faults.Faults(site.node)
+        pids = own.signal_processes(container, signal.SIGSTOP)
         try:
             yield name_of(pod)
         finally:
-            send([pid for pid in pids if pid in processes(site, container)], signal.SIGCONT)
+            faults.send(set(pids) & set(own.processes(container)), signal.SIGCONT)
 
     @contextlib.contextmanager
     def _clock(self, fault: Fault, site: Site, pod: Json, container: str, file: str) -> Iterator[str]:
@@ -147,11 +146,11 @@ class Harm:
         site = self.sites[fault.cluster]
         lock = self._kubelets.setdefault(site.name, threading.Lock())
         if not lock.acquire(blocking=False):
-            raise NotNowError(f"something is done to the kubelet of {site.name} already")
+            raise NotNowError(f"the kubelet of {site.name} is not well already")
         own = faults.Faults(site.node)
         try:
             does(own)
-            yield "kubelet"
+            yield onenode.NODE
         finally:
             own.heal()
             lock.release()
@@ -161,6 +160,9 @@ class Harm:
 
     def _kubelet_freeze(self, fault: Fault) -> AbstractContextManager[str]:
         return self._kubelet(fault, lambda own: own.stop("kubelet"))
+
+    def _node_freeze(self, fault: Fault) -> AbstractContextManager[str]:
+        return self._kubelet(fault, lambda own: own.freeze_node())
 
     @contextlib.contextmanager
     def _node_drain(self, fault: Fault) -> Iterator[str]:
@@ -175,27 +177,19 @@ class Harm:
     # --- networks ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _cut(self, fault: Fault, rules: str, target: str) -> Iterator[str]:
-        """Packets are dropped and nobody is told, until it is healed."""
-        own = faults.Faults(self.sites[fault.cluster].node)
-        table = f"chaos_{fault.number}"
-        own.inside("nft", f"table ip {table} {{ {rules} }}")
-        try:
-            yield target
-        finally:
-            own.inside("nft", "delete", "table", "ip", table, check=False)
+    def _cut(self, fault: Fault, one: Part, other: Part, target: str) -> Iterator[str]:
+        """Packets are dropped and nobody is told, or refused, until it is healed."""
+        how = How.DROP if fault.sign > 0 else How.REFUSE
+        with faults.Faults(self.sites[fault.cluster].node).severed(one, other, how=how):
+            yield f"{target} {how}"
 
     def _cut_database(self, fault: Fault) -> AbstractContextManager[str]:
-        port = self.database.doors[0].port
-        drop = f"tcp dport {port} drop; tcp sport {port} drop;"
-        return self._cut(fault, f"chain f {{ type filter hook forward priority -10; {drop} }};", "PostgreSQL")
+        door = Part("PostgreSQL", (HOST_ADDRESS,), (self.database.doors[0].port,))
+        return self._cut(fault, network.CLUSTER, door, "PostgreSQL")
 
     def _operator_cut_api(self, fault: Fault) -> AbstractContextManager[str]:
-        _, pod, _ = self._operator(fault)
-        address = pod["status"]["podIP"]
-        there = f"chain i {{ type filter hook input priority -10; ip saddr {address} tcp dport {API_PORT} drop; }};"
-        back = f"chain o {{ type filter hook output priority -10; ip daddr {address} tcp sport {API_PORT} drop; }};"
-        return self._cut(fault, f"{there} {back}", name_of(pod))
+        site, pod, _ = self._operator(fault)
+        return self._cut(fault, network.pod(pod["status"]["podIP"]), faults.Faults(site.node).api, name_of(pod))
 
     # --- the database ------------------------------------------------------------------------------------------------
 
@@ -243,19 +237,3 @@ class Harm:
 
 def name_of(pod: Json) -> str:
     return str(pod["metadata"]["name"])
-
-
-def processes(site: Site, container: str) -> list[int]:
-    """The host's numbers of a container's processes; none if it has ended."""
-    wanted = container.rpartition("/")[2]
-    for folder in (lifecycle.CGROUP_ROOT / "pids" / site.node.cgroup, lifecycle.CGROUP_ROOT / site.node.cgroup):
-        for group in folder.rglob(wanted) if folder.is_dir() else ():
-            with contextlib.suppress(OSError):
-                return [int(pid) for pid in Path(group / "cgroup.procs").read_text().split()]
-    return []
-
-
-def send(pids: Sequence[int], sign: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, sign)

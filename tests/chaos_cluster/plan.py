@@ -39,13 +39,14 @@ KINDS: Final[dict[str, tuple[float, float]]] = {
     "pod-freeze": (20, 60),
     "kubelet-kill": (8, 50),
     "kubelet-freeze": (8, 50),
+    "node-freeze": (8, 50),
     "node-drain": (10, 30),
     "cut-database": (10, 60),
     "postgres-restart": (0.5, 5),
     "postgres-promote": (0, 0),
     "holder-kill": (0, 0),
-    "holder-freeze": (5, 45),
-    "holder-cut": (5, 45),
+    "holder-freeze": (10, 50),
+    "holder-cut": (10, 50),
 }
 CLOCK_SHIFT: Final = 300  # seconds, ahead or behind
 

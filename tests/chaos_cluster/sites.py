@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
-
-import psycopg
 
 from tests.chaos_cluster import clocks
 from tests.chaos_cluster.manifests import NAMESPACE
@@ -240,15 +236,3 @@ class Logs:
                     copy.write(file.read())
         except OSError:
             return
-
-
-def wait_for(probe: Callable[[], bool], *, seconds: float, every: float = 1.0) -> bool:
-    """Whether `probe` became true within the time; what it raises counts as not yet."""
-    deadline = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(AssertionError, OSError, psycopg.Error, subprocess.TimeoutExpired):
-            if probe():
-                return True
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(every)
