@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docsite import chart, codes, environment, errors, failover, python
+from docsite import chart, codes, decisions, environment, errors, failover, python
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,6 +18,7 @@ def files() -> dict[str, str]:
     return {
         "charts/leasedjob/README.md": chart.readme(),
         "charts/leasedjob/values.schema.json": chart.schema(),
+        "docs/decisions/README.md": decisions.page(),
         "docs/reference/environment.md": environment.page(),
         "docs/reference/errors.md": errors.page(),
         "docs/reference/exit-codes.md": codes.page(),
