@@ -121,6 +121,7 @@ def test_a_database_that_is_too_far_ahead_says_who_has_to_be_upgraded(database: 
 
 def test_a_lock_that_is_not_free_is_a_passing_fault(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
     stranger = database.connect(autocommit=False)
     stranger.execute("LOCK TABLE leasedjob.schema_migration IN ACCESS SHARE MODE")
     more = (*migrations(), Migration(len(migrations()) + 1, "more", "SELECT 1"))

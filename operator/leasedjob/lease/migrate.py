@@ -8,13 +8,16 @@ older versions use is called `needs_NNNN_…`, by the migration that its users h
 from __future__ import annotations
 
 import hashlib
+import random
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from psycopg.errors import LockNotAvailable
 from psycopg.rows import DictRow, dict_row
 
 from leasedjob.errors import LeasedJobError, SchemaMissingError
@@ -24,7 +27,12 @@ from leasedjob.lease.statements import statement
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
 
-LOCK_TIMEOUT: Final = "10s"
+LOCK_TIMEOUT: Final = "10s"  # for the turn among migrators, whom nobody else waits for
+# Whoever waits for a lock on a table holds up everybody who comes after, heartbeats too. So a step waits for a moment,
+# gives up, lets them through, and tries again; any lease outlasts that.
+LOCK_WAIT: Final = "1s"
+PAUSE_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 30.0
 # Serialises the very first migration, when there is no table to lock. Later ones lock the table: any role that may
 # connect can hold an advisory lock, and must not be able to hold up a migration.
 _BOOTSTRAP_LOCK: Final = 0x1EA5ED10B
@@ -151,26 +159,41 @@ def migrate(connection: Connection[Any], known: Sequence[Migration] | None = Non
 
     Raises:
         MigrationChangedError, SchemaAheadError: see `missing`; nothing was applied.
-        DatabaseUnavailableError: a lock was not free within 10 s, or the database can't answer. Try again.
+        DatabaseUnavailableError: a lock was not to be had for 30 s, or the database can't answer. Try again.
     """
     done: list[Migration] = []
     with translated():
         _bootstrap(connection)
-        while lacking := missing(_applied(connection) or [], known):
-            with connection.transaction():
-                connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
-                connection.execute("LOCK TABLE leasedjob.schema_migration IN SHARE ROW EXCLUSIVE MODE")
-                # Another migrator may have been faster while we waited.
-                if not (lacking := missing(_applied(connection) or [], known)):
-                    continue
-                step = lacking[0]
-                connection.execute(step.sql)
-                connection.execute(
-                    statement("record_migration"),
-                    {"version": step.version, "name": step.name, "checksum": step.checksum},
-                )
-            done.append(step)
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while missing(_applied(connection) or [], known):
+            try:
+                step = _step(connection, known)
+            except LockNotAvailable:
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(PAUSE_SECONDS * random.uniform(0.5, 1.5))
+                continue
+            if step is not None:
+                done.append(step)
+            give_up = time.monotonic() + PATIENCE_SECONDS
     return done
+
+
+def _step(connection: Connection[Any], known: Sequence[Migration] | None) -> Migration | None:
+    """Applies the first one that is lacking, in one transaction; None where another migrator was faster."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+        connection.execute("LOCK TABLE leasedjob.schema_migration IN SHARE ROW EXCLUSIVE MODE")
+        lacking = missing(_applied(connection) or [], known)
+        if not lacking:
+            return None
+        step = lacking[0]
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
+        connection.execute(step.sql)
+        connection.execute(
+            statement("record_migration"), {"version": step.version, "name": step.name, "checksum": step.checksum}
+        )
+    return step
 
 
 def _bootstrap(connection: Connection[Any]) -> None:
