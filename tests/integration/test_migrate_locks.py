@@ -1,4 +1,4 @@
-"""What a migration may do while operators and sidecars of the release before are at work: nothing that holds them up."""
+"""What a migration may do while the release before is at work: nothing that holds heartbeats up."""
 
 from __future__ import annotations
 
