@@ -22,6 +22,7 @@ from urllib.parse import quote
 import urllib3
 from kubernetes import client, config
 
+from leasedjob.api import deep
 from leasedjob.cli.exits import Exit, Failure
 from leasedjob.protocol import FIELD_MANAGER, GROUP, VERSION
 
@@ -218,7 +219,7 @@ class Cluster:
             response = self._open("GET", self._path(plural), query, timeout=(10.0, seconds + 10.0))
             try:
                 for line in _lines(response):
-                    event: Object = json.loads(line)
+                    event: Object = deep.loads(line)
                     if event["type"] == "ERROR":
                         code = event["object"].get("code")
                         raise client.ApiException(status=code, reason=event["object"].get("message"))
@@ -264,7 +265,7 @@ class Cluster:
         timeout: tuple[float, float] = PATIENT,
     ) -> Object:
         response = self._open(method, path, query, body, content=content, timeout=timeout)
-        answer: Object = json.loads(response.data)
+        answer: Object = deep.loads(response.data)
         return answer
 
     def _open(

@@ -19,6 +19,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from leasedjob import __version__
+from leasedjob.api import deep
 from leasedjob.protocol import GROUP, VERSION
 
 Json = dict[str, Any]
@@ -118,7 +119,7 @@ class Kube:
             raise self._silent(method, path, e) from e
         self._heard()
         try:
-            parsed = json.loads(data) if data else {}
+            parsed = deep.loads(data) if data else {}
         except ValueError:
             parsed = {"message": data[:500].decode("utf-8", "replace")}
         if response.status >= 400:

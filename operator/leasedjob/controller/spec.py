@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from leasedjob import __version__
+from leasedjob.api import deep
 from leasedjob.api.fields import unknown_in_spec
 from leasedjob.api.problem import Problem, Reason, reason_for
 from leasedjob.api.v1alpha1 import LeasedJobSpec, MonitoringSpec, parse_job
@@ -44,6 +45,13 @@ def derive(entry: Entry, settings: Settings) -> None:
         return
     entry.generation = generation
     entry.problem, entry.warning = None, ""
+    spec = entry.body.get("spec")
+    if deep.too_deep(spec, deep.MAX_LEVELS):
+        entry.policy = entry.registration = None
+        text = f"is nested more than {deep.MAX_LEVELS} levels deep"
+        entry.problem = Reason.INVALID_SPEC.value, str(Problem("spec", Reason.INVALID_SPEC, text))
+        entry.code = _code(entry, _raw_code(entry.body), settings) or entry.code
+        return
     parsed = parse_job(entry.body)
     if not isinstance(parsed, LeasedJobSpec):
         entry.policy = entry.registration = None

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import kopf
+from kopf._cogs.clients import api as kopf_api
 
+from leasedjob.api import deep
 from leasedjob.controller.cache import Cache
 from leasedjob.controller.loops import Health
 from leasedjob.controller.pods import cluster_label
@@ -42,6 +45,8 @@ async def watch(settings: Settings, cache: Cache, health: Health) -> None:
             take(plain)
 
         loop.call_soon_threadsafe(arrived)
+
+    _read_deep_objects()
 
     def run(stop: threading.Event) -> None:
         kopf.run(
@@ -102,6 +107,26 @@ class _NoProgress(kopf.ProgressStorage):
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
         return essence
+
+
+@functools.cache
+def _read_deep_objects() -> None:
+    """From now on one object that is too deep for the parser ends neither kopf's lists nor its watches.
+
+    kopf has no setting for it: its two functions through which everything is read are wrapped.
+    """
+    request, iter_lines = kopf_api.request, kopf_api.iter_jsonlines
+
+    async def requested(*args: Any, **options: Any) -> Any:
+        response = await request(*args, **options)
+        response.json = functools.partial(response.json, loads=deep.loads)  # type: ignore[method-assign]
+        return response
+
+    async def cut_lines(*args: Any, **options: Any) -> AsyncIterator[bytes]:
+        async for line in iter_lines(*args, **options):
+            yield deep.cut(line.decode("utf-8")).encode("utf-8")
+
+    kopf_api.request, kopf_api.iter_jsonlines = requested, cut_lines
 
 
 def registry_for(settings: Settings, cache: Cache, deliver: Deliver) -> kopf.OperatorRegistry:
