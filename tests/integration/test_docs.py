@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import psycopg
 import pytest
 from tests.docs_blocks import Block, blocks
 
+from leasedjob.lease.database import Credentials, connect_async
 from leasedjob.lease.migrate import migrate
+from leasedjob.lease.tenants import Slot, ensure_tenant, retire_slot, switch_slot, tenant_state
 from leasedjob.testing.postgres import PostgresServer, embedded_bin
 from leasedjob.workload import install_outbox
 
@@ -108,3 +111,23 @@ def test_a_wrong_block_would_be_noticed(docs_server: PostgresServer, tmp_path: P
     for language, text in (("sql", "SELECT nothing FROM leasedjob.job_scheduler;"), ("sh", "leasedjob migrate --chek")):
         with pytest.raises(AssertionError):
             reader.run(Block("p", 1, language, (), text))
+
+
+async def test_a_second_login_for_the_operator(docs_server: PostgresServer, tmp_path: Path) -> None:
+    """docs/howto-database.md: it acts as the owner, for namespaces' roles that the first one made, too."""
+    reader = Reader(docs_server, tmp_path)
+    (grant,) = [b for b in blocks("sql") if b.page == "docs/howto-database.md" and "leasedjob_b" in b.text]
+    reader.prepare(grant.text)
+    async with await connect_async(Credentials.from_conninfo(reader.url(DATABASE))) as connection:
+        await ensure_tenant(connection, "east", "shop", password="first")
+    reader.run(grant)
+    second = Credentials.from_conninfo(docs_server.conninfo(DATABASE, "leasedjob_b", PASSWORD))
+    async with await connect_async(second) as connection:
+        state = await tenant_state(connection, "east", "shop")
+        await ensure_tenant(connection, "east", "shop", password="second", slot=Slot.B, decided_on=state)
+        state = await tenant_state(connection, "east", "shop")
+        assert await switch_slot(connection, "east", "shop", overlap=timedelta(0), decided_on=state)
+        assert await retire_slot(connection, "east", "shop")
+        await connection.execute("CREATE TABLE leasedjob.made_later (id integer)")
+        cursor = await connection.execute("SELECT tableowner FROM pg_tables WHERE tablename = 'made_later'")
+        assert await cursor.fetchone() == {"tableowner": OWNER}
