@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests that need a PostgreSQL or an API server without nodes; brings PgBouncer, PostgreSQL 15, Redis and Kafka.
+# Runs the tests that need a PostgreSQL or an API server without nodes; brings PgBouncer, PostgreSQL 15, Redis, Kafka and
+# Chromium.
 set -euo pipefail
 : "${BIN:?}" "${WORKERS:?}"
 cd "$(dirname "$0")/.."
@@ -37,6 +38,10 @@ fi
 if [ -z "${LEASEDJOB_TEST_KAFKA:-}" ]; then
     unset LEASEDJOB_TEST_KAFKA
     bring kafka LEASEDJOB_TEST_KAFKA "THE TESTS ON KAFKA WILL BE SKIPPED"
+fi
+if [ -z "${LEASEDJOB_TEST_CHROMIUM:-}" ]; then
+    unset LEASEDJOB_TEST_CHROMIUM
+    bring chromium LEASEDJOB_TEST_CHROMIUM "THE TESTS OF THE STATUS PAGE IN CHROMIUM WILL BE SKIPPED"
 fi
 # Not within a test, whose time is limited.
 "$BIN/python" -m tests.cluster build etcd kube

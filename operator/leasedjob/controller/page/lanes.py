@@ -120,25 +120,40 @@ def ended_at(run: Run, now: datetime) -> datetime:
     return run.finished_at or run.changed_at
 
 
-def tracks(runs: Iterable[Run], ledgers: Iterable[LedgerEntry], on: Axis, now: datetime) -> list[Track]:
-    """What lies in the window, by job and then by cluster."""
-    by_code: defaultdict[str, list[Run]] = defaultdict(list)
+@dataclass(frozen=True, slots=True)
+class InWindow:
+    """What one job has in the window."""
+
+    code: str
+    runs: list[Run]
+    ledger: list[LedgerEntry]
+
+
+def in_window(runs: Iterable[Run], ledgers: Iterable[LedgerEntry], on: Axis, now: datetime) -> list[InWindow]:
+    """What lies in the window, by job."""
+    found: dict[str, InWindow] = {}
+
+    def of(code: str) -> InWindow:
+        if code not in found:
+            found[code] = InWindow(code, [], [])
+        return found[code]
+
     for run in runs:
         if ended_at(run, now) >= on.begin and run.created_at <= on.end:
-            by_code[run.identity.code].append(run)
-    marks: defaultdict[str, list[Mark]] = defaultdict(list)
+            of(run.identity.code).runs.append(run)
     for entry in ledgers:
         if entry.last >= on.begin and entry.first <= on.end:
-            marks[entry.code].append(Mark(entry, on.at(entry.first), on.at(entry.last)))
-    found = []
-    for code in sorted(by_code.keys() | marks.keys()):
-        mine = by_code.get(code, [])
-        lanes = _lanes(mine, on, now)
-        namespace, _, name = code.partition("/")
-        if mine and mine[0].job_name:
-            namespace, name = mine[0].namespace, mine[0].job_name
-        found.append(Track(code, namespace, name, lanes, tuple(marks.get(code, ()))))
-    return found
+            of(entry.code).ledger.append(entry)
+    return sorted(found.values(), key=lambda job: job.code)
+
+
+def track(job: InWindow, on: Axis, now: datetime) -> Track:
+    """Where it is drawn."""
+    namespace, _, name = job.code.partition("/")
+    if job.runs and job.runs[0].job_name:
+        namespace, name = job.runs[0].namespace, job.runs[0].job_name
+    marks = tuple(Mark(entry, on.at(entry.first), on.at(entry.last)) for entry in job.ledger)
+    return Track(job.code, namespace, name, _lanes(job.runs, on, now), marks)
 
 
 def _lanes(runs: Sequence[Run], on: Axis, now: datetime) -> tuple[Lane, ...]:

@@ -26,7 +26,8 @@ SLICE: Final = 50  # jobs looked at before others may go on
 SNAPSHOT_SECONDS: Final = 2.0  # for which one serves everybody
 DATABASE_SECONDS: Final = 5.0  # the same of what the database said
 ASK_SECONDS: Final = 10.0  # for which the database is waited for
-FIRST_SECONDS: Final = 3.0  # for which a page waits that has nothing to show yet
+FIRST_SECONDS: Final = 15.0  # for which a page waits that has nothing to show yet
+DATABASE_PATIENCE: Final = 3.0  # the same for what only the database knows
 LEASES: Final = 500
 RUNS: Final = 2000
 AUDIT: Final = 20
@@ -46,14 +47,18 @@ class Kept(Generic[T]):
         self.at: float | None = None  # by time.monotonic()
         self.fault = ""
 
-    async def get(self) -> T | None:
-        """The answer; one that is too old is asked for anew, and waited for only where there is none."""
+    async def get(self, patience: float = FIRST_SECONDS) -> T | None:
+        """The answer; one that is too old is asked for anew, and waited for only where there is none.
+
+        Args:
+            patience: seconds that are waited for the first one.
+        """
         now = time.monotonic()
         if self._task is None and now - self._tried >= self._seconds:
             self._tried = now
             self._task = asyncio.create_task(self._renew())
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=FIRST_SECONDS if self.at is None else 0.5)
+            await asyncio.wait({self._task}, timeout=patience if self.at is None else 0.5)
         return self.value
 
     async def _renew(self) -> None:
@@ -153,7 +158,7 @@ class Observer:
 
     async def leases(self) -> Leases | None:
         """What is held, in all clusters; None where the database has not said."""
-        return await self._leases.get()
+        return await self._leases.get(DATABASE_PATIENCE)
 
     async def _ask_leases(self) -> Leases:
         store, cluster = self._engine.store, self._engine.settings.cluster
@@ -162,7 +167,7 @@ class Observer:
 
     async def runs(self, window: Window) -> tuple[list[Run], bool] | None:
         """Runs of all clusters that changed in the window, and those that are held; whether there are more."""
-        return await self._runs[window].get()
+        return await self._runs[window].get(DATABASE_PATIENCE)
 
     def _runs_of(self, window: Window) -> Callable[[], Awaitable[tuple[list[Run], bool]]]:
         async def ask() -> tuple[list[Run], bool]:
@@ -188,7 +193,7 @@ class Observer:
         if len(self._abouts) > ABOUTS:
             _, oldest = self._abouts.popitem(last=False)
             await oldest.close()
-        return await kept.get()
+        return await kept.get(DATABASE_PATIENCE)
 
     # --- how fresh it is ---------------------------------------------------------------------------------------------
 

@@ -62,6 +62,10 @@ _STATIC: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class _NotYetError(Exception):
+    """There is nothing to show."""
+
+
 class Page:
     """The handlers. Use `serve`."""
 
@@ -121,6 +125,10 @@ class Page:
             return _page(400, "That can't be shown", f"{e}.")
         except web.HTTPNotFound:
             return _page(404, "Not here", "There is no such page.")
+        except _NotYetError:
+            response = _page(503, "In a moment", "The operator has not looked at all jobs yet.")
+            response.headers["Refresh"] = "2"
+            return response
         except web.HTTPException as e:
             return _page(e.status, e.reason, "It can't be shown.")
         except Exception:
@@ -133,7 +141,7 @@ class Page:
         query = Query.parse(request.query)
         snapshot = await self._observer.snapshot()
         if snapshot is None:
-            raise web.HTTPServiceUnavailable(reason="Not yet")
+            raise _NotYetError
         ago = max(0.0, time.monotonic() - snapshot.taken)
         return Shown(snapshot, query, self._observer.sources(), ago, request.path)
 

@@ -56,27 +56,28 @@ def draw(shown: Shown, runs: Sequence[Run], *, partial: bool, recalled: bool) ->
     on = lanes.axis(now, query.window.length)
 
     def wanted(code: str, namespace: str, cluster: str | None) -> bool:
+        if query.namespace and namespace != query.namespace:
+            return False
+        if query.cluster and cluster is not None and cluster != query.cluster:
+            return False
         known = shown.snapshot.by_code.get(code)
-        text = f"{code}\n{known.job.search if known else ''}".casefold()
-        return (
-            (not query.namespace or namespace == query.namespace)
-            and (not query.cluster or cluster is None or cluster == query.cluster)
-            and all(word in text for word in words)
-        )
+        text = code.casefold() + (known.job.search if known else "")
+        return all(word in text for word in words)
 
-    chosen = [r for r in runs if wanted(r.identity.code, r.namespace, r.cluster)]
+    chosen = [run for run in runs if wanted(run.identity.code, run.namespace, run.cluster)]
     entries = [
         entry
         for found in shown.snapshot.rows
-        if found.job.seen.state is not None and wanted(found.job.seen.code, found.job.seen.namespace, None)
+        if found.job.seen.state is not None
+        and found.job.seen.state.ledger
+        and wanted(found.job.seen.code, found.job.seen.namespace, None)
         for entry in found.job.seen.state.ledger
     ]
-    tracks, place = cut(lanes.tracks(chosen, entries, on, now), query.page, TRACKS_SHOWN)
-    listed = sorted(
-        (bar.run for track in tracks for lane in track.lanes for bar in lane.bars),
-        key=lambda run: run.started_at,
-        reverse=True,
-    )
+    there = lanes.in_window(chosen, entries, on, now)
+    some, place = cut(there, query.page, TRACKS_SHOWN)
+    tracks = [lanes.track(job, on, now) for job in some]
+    listed = sorted((run for job in some for run in job.runs), key=lambda run: run.started_at, reverse=True)
+    total = sum(len(job.runs) for job in there)
     names = sorted({run.cluster for run in runs if run.cluster})
     known = names if query.cluster in ("", *names) else [query.cluster, *names]
     main = join(
@@ -90,7 +91,7 @@ def draw(shown: Shown, runs: Sequence[Run], *, partial: bool, recalled: bool) ->
             field("cluster", "Cluster", choice("cluster", [("", "all"), *((n, n) for n in known)], query.cluster)),
             field("window", "Back", choice("window", [(w, w) for w in Window], query.window)),
         ),
-        el("p", f"{len(listed):,} runs of {place.total:,} jobs", class_="counted", id="counted"),
+        el("p", f"{total:,} runs of {place.total:,} jobs", class_="counted", id="counted"),
         _legend(),
         _drawing(tracks, on, shown) if tracks else el("p", "Nothing ran, and nothing was to run.", class_="empty"),
         pager(place, query, ["timeline"]),
