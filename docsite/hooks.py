@@ -43,6 +43,7 @@ SECTIONS: Final = (
 )
 _LINK: Final = re.compile(r"(!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\])\(([^)\s]+)\)")
 _TITLE: Final = re.compile(r"^(\s*```\w+) ([\w./-]+)$")
+_NOTICE: Final = re.compile(r"\A<!--.*?-->\s*", re.DOTALL)
 _MARKS: Final = re.compile(r"^(\s*```\w+) (?:run|cluster|fragment=|skip=).*$")  # they are for the tests
 _LOADED: Final = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=[\"']?((?:https?:)?//[^\"'\s>]+)")
 _FENCE: Final = re.compile(r"^(\s*)(```+|~~~+)")
@@ -128,7 +129,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = repository_path(page.file.src_uri)
     inside = False
     lines = []
-    for line in markdown.split("\n"):
+    # What says that a page is generated stands before its heading, which wouldn't be its title then.
+    for line in _NOTICE.sub("", markdown).split("\n"):
         if _FENCE.match(line):
             inside = not inside
             line = _MARKS.sub(r"\1", _TITLE.sub(r'\1 title="\2"', line))
