@@ -19,6 +19,9 @@ FIELD_MANAGER: Final = "leasedjob"
 # --- labels and annotations of a run's Pod ---------------------------------------------------------------------------
 # Labels hold hashes or checked values (63 characters, restricted alphabet); annotations hold the exact text.
 LABEL_MANAGED: Final = "leasedjob.io/managed"  # "true": what the operator watches
+LABEL_REQUEST: Final = "leasedjob.io/request"  # of a ConfigMap in the operator's namespace that asks something
+REQUEST_CLUSTERS: Final = "clusters"
+ANSWER_KEY: Final = "answer"  # of its data
 LABEL_CLUSTER: Final = "leasedjob.io/cluster-hash"
 LABEL_CODE: Final = "leasedjob.io/code-hash"
 LABEL_JOB: Final = "leasedjob.io/job"  # the LeasedJob's name, or its hash where it is too long for a label

@@ -206,6 +206,7 @@ CLUSTER_WIDE = {
     *(("apiextensions.k8s.io", "customresourcedefinitions", v, ()) for v in ("list", "watch")),
 }
 KUBE_SYSTEM = {("", "namespaces", "get", ("kube-system",))}
+OWN = {("", "configmaps", v, ()) for v in ("list", "patch")}  # in the release's namespace
 
 
 def test_cluster_wide_rights_are_exactly_these(render: Any) -> None:
@@ -213,9 +214,18 @@ def test_cluster_wide_rights_are_exactly_these(render: Any) -> None:
     assert rules(role) == IN_A_NAMESPACE | SECRETS | CLUSTER_WIDE | KUBE_SYSTEM
 
 
-def test_a_named_cluster_needs_no_look_at_kube_system(render: Any) -> None:
-    role = one(render({**EXISTING, "clusterName": "east"}), "ClusterRole", "-operator")
-    assert rules(role) == IN_A_NAMESPACE | SECRETS | CLUSTER_WIDE
+def test_a_named_cluster_is_told_from_others_of_that_name(render: Any) -> None:
+    objects = render({**EXISTING, "clusterName": "east"})
+    assert rules(one(objects, "ClusterRole", "-operator")) == IN_A_NAMESPACE | SECRETS | CLUSTER_WIDE | KUBE_SYSTEM
+    assert rules(one(objects, "Role", "-operator-own")) == OWN
+    assert operator_env(objects)["LEASEDJOB_RELEASE"] == "leasedjob-system/lj-leasedjob"
+    assert "LEASEDJOB_CORDONED" not in operator_env(objects)
+
+
+def test_a_cluster_is_cordoned_by_a_value(render: Any) -> None:
+    values = {**EXISTING, "clusterName": "east", "cordoned": True, "clusterTakeover": "some-uid"}
+    settings = Settings.from_environment(operator_env(render(values)))
+    assert (settings.cluster, settings.cordoned, settings.cluster_takeover) == ("east", True, "some-uid")
 
 
 def test_no_right_to_secrets_where_the_user_supplies_them(render: Any) -> None:
@@ -229,6 +239,9 @@ def test_namespaced_mode_has_a_role_in_each_namespace_and_nothing_cluster_scoped
     assert not [o for o in objects if o["kind"] in CLUSTER_SCOPED]
     roles = {o["metadata"]["namespace"]: o for o in objects if o["kind"] == "Role"}
     bindings = {o["metadata"]["namespace"]: o for o in objects if o["kind"] == "RoleBinding"}
+    own = roles.pop("leasedjob-system")
+    assert rules(own) == {*OWN, ("", "namespaces", "get", ("leasedjob-system",))}
+    assert bindings.pop("leasedjob-system")["roleRef"]["name"] == own["metadata"]["name"]
     assert roles.keys() == bindings.keys() == {"team-a", "team-b"}
     for namespace, role in roles.items():
         assert rules(role) == IN_A_NAMESPACE  # the user supplies the Secrets
@@ -245,7 +258,8 @@ def test_namespaced_mode_keeps_only_the_definitions_cluster_scoped(render: Any) 
 
 def test_namespaced_mode_makes_secrets_where_it_is_told_to(render: Any) -> None:
     objects = render({**NAMESPACED, "sidecar": {"secret": {"create": True}}})
-    assert all(rules(o) == IN_A_NAMESPACE | SECRETS for o in objects if o["kind"] == "Role")
+    there = [o for o in objects if o["kind"] == "Role" and o["metadata"]["namespace"].startswith("team-")]
+    assert [rules(o) for o in there] == [IN_A_NAMESPACE | SECRETS] * 2
     assert operator_env(objects)["LEASEDJOB_SIDECAR_SECRET_CREATE"] == "true"
 
 

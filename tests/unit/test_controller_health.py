@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def sound() -> Health:
-    return Health(listed=True, unread="", definitions="", schema="", database="")
+    return Health(listed=True, unread="", definitions="", schema="", database="", cluster="")
 
 
 class TestProbes:
@@ -36,7 +36,7 @@ class TestProbes:
         assert sound().ready() is None
         assert Health().ready()
 
-    @pytest.mark.parametrize("what", ["unread", "definitions", "schema", "database"])
+    @pytest.mark.parametrize("what", ["unread", "definitions", "schema", "database", "cluster"])
     def test_the_reason_is_told(self, what: str) -> None:
         health = sound()
         setattr(health, what, "because")
@@ -110,7 +110,7 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestComparer:
     async def test_the_engine_works_when_all_is_known(self) -> None:
-        server, health = Server(), Health(schema="")
+        server, health = Server(), Health(schema="", cluster="")
         engine = FakeEngine(server)
         await Comparer(engine, health).step()
         assert (health.listed, engine.fresh, health.renew.is_set()) == (True, True, True)
@@ -131,7 +131,7 @@ class TestComparer:
 
     @pytest.mark.parametrize("what", [("pods", None), ("leasedjobruns", None, "watch")])
     async def test_no_watch_begins_where_one_would_be_refused(self, what: Any) -> None:
-        server, health = Server(), Health(schema="")
+        server, health = Server(), Health(schema="", cluster="")
         server.refused[what] = 403
         engine = FakeEngine(server)
         comparer = Comparer(engine, health)
@@ -145,7 +145,7 @@ class TestComparer:
 
     async def test_a_right_that_went_and_came_back(self) -> None:
         """Its watcher has ended for good: the watch begins anew."""
-        server, health = Server(), Health(schema="")
+        server, health = Server(), Health(schema="", cluster="")
         engine = FakeEngine(server)
         comparer = Comparer(engine, health)
         await comparer.step()
@@ -160,7 +160,7 @@ class TestComparer:
         assert health.renew.is_set()
 
     async def test_one_namespace_of_two(self) -> None:
-        server, health = Server(), Health(schema="", database="")
+        server, health = Server(), Health(schema="", database="", cluster="")
         mine, theirs = b.job_body(), b.job_body(name="other")
         theirs["metadata"] |= {"namespace": "elsewhere", "uid": "u-elsewhere"}
         server.objects["leasedjobs"] = [mine, theirs]
@@ -182,7 +182,7 @@ class TestComparer:
         assert health.renew.is_set()
 
     async def test_a_passing_fault_changes_nothing(self) -> None:
-        server, health = Server(), Health(schema="", database="")
+        server, health = Server(), Health(schema="", database="", cluster="")
         engine = FakeEngine(server)
         comparer = Comparer(engine, health)
         await comparer.step()
@@ -193,7 +193,7 @@ class TestComparer:
         assert health.scopes == {None}
 
     async def test_a_silent_watch_begins_anew(self, clock: Clock) -> None:
-        server, health = Server(), Health(schema="", database="")
+        server, health = Server(), Health(schema="", database="", cluster="")
         engine = FakeEngine(server)
         comparer = Comparer(engine, health)
         await comparer.step()

@@ -57,6 +57,7 @@ _RESOURCES: Final = {
         Resource("CronJob", "/apis/batch/v1", "cronjobs"),
         Resource("Pod", "/api/v1", "pods"),
         Resource("Namespace", "/api/v1", "namespaces"),
+        Resource("ConfigMap", "/api/v1", "configmaps"),
     )
 }
 
@@ -111,6 +112,14 @@ class Cluster:
             raise Failure(Exit.UNREACHABLE, f"the kubeconfig can't be read: {_one_line(error)}") from error
         settings.retries = False  # a person waits: the first failure is the answer
         return cls(client.ApiClient(settings), namespace or own or "default", where)
+
+    def user(self) -> str:
+        """Who the API server takes this user for; "" where it doesn't say."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        with contextlib.suppress(Failure), self._translated("namespaces"):
+            answer = self._ask("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", _MANAGER, body)
+            return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
+        return ""
 
     def close(self) -> None:
         """Closes the connections."""

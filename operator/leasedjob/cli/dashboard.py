@@ -106,7 +106,7 @@ def the_pod(cluster: Cluster, namespace: str | None, name: str | None) -> Target
     Raises:
         Failure: NOT_FOUND, NOT_INSTALLED where the page is off, USAGE where it isn't clear which one is meant.
     """
-    found = _pods(cluster, namespace)
+    found = operator_pods(cluster, namespace)
     if name is not None:
         found = [pod for pod in found if pod["metadata"]["name"] == name]
     if not found:
@@ -133,7 +133,12 @@ def the_pod(cluster: Cluster, namespace: str | None, name: str | None) -> Target
     return Target(chosen["metadata"]["namespace"], chosen["metadata"]["name"], _page_port(chosen) or 0)
 
 
-def _pods(cluster: Cluster, namespace: str | None) -> list[Object]:
+def operator_pods(cluster: Cluster, namespace: str | None) -> list[Object]:
+    """The operator's Pods: in this namespace; else in that of the flags if they are there, else wherever they are.
+
+    Raises:
+        Failure: NO_ACCESS where it may not be looked for.
+    """
     if namespace is not None:
         return _of_operator(replace(cluster, namespace=namespace).list_all("pods", labels=LABELS))
     try:

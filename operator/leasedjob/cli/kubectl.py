@@ -36,6 +36,9 @@ VERBS: Final = {
     "lint": "Judge manifests offline.",
     "release": "End the present attempt of a run, so that the next one begins.",
     "forget": "Forget that a run failed, so that it may be tried again.",
+    "clusters": "List the clusters that share the database.",
+    "cordon": "Let a cluster take no new runs.",
+    "uncordon": "Let a cluster take runs again.",
     "version": "Print the plugin's version.",
 }
 

@@ -61,13 +61,16 @@ def columns(now: datetime, with_namespace: bool) -> list[Column]:
 
 
 def state(job: Object) -> str:
-    """`Ready`, `Suspended`, `Unknown` (no operator has looked yet), or the reason why it isn't ready."""
+    """`Ready`, `Suspended`, both with `,Cordoned` where its cluster takes no new runs, `Unknown` (no operator has
+    looked yet), or the reason why it isn't ready."""
     ready = next((c for c in _status(job).get("conditions") or [] if c.get("type") == "Ready"), None)
     if ready is None or ready.get("status") == "Unknown":
         return "Unknown"
     if ready.get("status") != "True":
         return f"False: {ready.get('reason', '')}"
-    return "Suspended" if ready.get("reason") == "Suspended" else "Ready"
+    word = "Suspended" if ready.get("reason") == "Suspended" else "Ready"
+    cordoned = any(c.get("type") == "Cordoned" and c.get("status") == "True" for c in _status(job)["conditions"])
+    return f"{word},Cordoned" if cordoned else word  # as kubectl says it of nodes
 
 
 def last_result(job: Object) -> str:

@@ -118,6 +118,7 @@ class Actor:
     metrics: Metrics
     cache: Cache = field(init=False)
     skew: WorkloadSkew = field(init=False)
+    cordoned: str = ""  # why this cluster takes no new runs
     _claims: Batcher[ClaimRequest, ClaimResult] = field(init=False)
     launches: Launches[Key] = field(init=False)
 
@@ -271,6 +272,8 @@ class Actor:
 
     async def _claim_many(self, wanted: Sequence[ClaimRequest]) -> Sequence[ClaimResult]:
         asked = datetime.now(UTC)
+        if self.cordoned:  # it came while the decision was made
+            return [ClaimResult(verdict=ClaimVerdict.CORDONED, db_now=self.clock.now()) for _ in wanted]
         results = await self.store.claim_runs(self.settings.cluster, wanted)
         self.metrics.claim_seconds.observe((datetime.now(UTC) - asked).total_seconds())
         return results
@@ -351,6 +354,8 @@ class Actor:
                 entry.state_stale |= result.reason == REASON_AFTER_FAILURES
                 if action.manual:
                     entry.notes[identity.lock_key] = note_of(RequestReason.OVERLAP)
+                return Progress(again_in=2.0)
+            case ClaimVerdict.CORDONED:  # and it is known here in a moment
                 return Progress(again_in=2.0)
             case ClaimVerdict.BUSY:
                 return Progress(again_in=0.1)

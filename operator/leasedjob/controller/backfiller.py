@@ -27,7 +27,7 @@ from leasedjob.controller.backfill import Plan, Planned, TickSpan, decided
 from leasedjob.controller.cache import Cache, Entry
 from leasedjob.controller.decide import Claim
 from leasedjob.controller.events import EventReason
-from leasedjob.controller.manual import RequestReason
+from leasedjob.controller.manual import RequestReason, note_of
 from leasedjob.controller.model import JobView
 from leasedjob.controller.repair import RepairReason
 from leasedjob.identity import JobSchedulerType
@@ -164,6 +164,8 @@ class Backfiller:
     ) -> str:
         """Starts as many runs as may be active; why no more are started, "" if that is all."""
         assert view.policy.schedule is not None
+        if view.cordoned:
+            return view.cordoned
         uid, at, skipped, looked = body["metadata"]["uid"], progress.through, 0, 0
         room = spec.max_active - len(progress.active)
         if room <= 0:
@@ -230,6 +232,8 @@ class Backfiller:
                 await self._actor.launch_claimed(entry, view, action, request.identity, result)
                 entry.doubtful.add(result.id)
                 return step, ""
+            case ClaimVerdict.CORDONED:
+                return step, note_of(RequestReason.CORDONED)
             case ClaimVerdict.OVERLAP_WAIT:
                 return step, f"{found.run_key}: another run of this job is active"
             case ClaimVerdict.UNREGISTERED:

@@ -311,7 +311,7 @@ def _retry(job: JobView, run: Run, cancelled: bool, wake: _Wake) -> Iterator[Act
     assert run.retry_at is not None
     if cancelled:
         yield Stop(run, REASON_CANCELLED)
-    elif _launch_given_up(job, run):
+    elif _launch_given_up(job, run) and not job.cordoned:
         yield Stop(run, f"PendingDeadlineExceeded: {run.reason}")
     elif run.retry_at <= job.now:
         yield from _reclaim(job, run, wake)
@@ -335,6 +335,8 @@ def _reclaim(job: JobView, run: Run, wake: _Wake) -> Iterator[Action]:
             yield Stop(run, REASON_JOB_DELETED)
         else:
             wake.by(run.expires_at + PREDECESSOR_GRACE)
+    elif job.cordoned:
+        wake.because(f"{which(run)}: the next attempt is another cluster's: {job.cordoned}")
     else:
         # A later tick may have begun when this lease had expired, so here the policy has to be asked as well. Which of
         # two runs is given up is only decided when one of them begins.
@@ -433,6 +435,9 @@ def _manual(job: JobView, wake: _Wake) -> Iterator[Action]:
     for m in job.manual:
         if m.cancel or m.refusal or job.run_with_key(m.lock_key) is not None:
             continue
+        if job.cordoned:
+            wake.because(f"LeasedJobRun {m.name}: {job.cordoned}")
+            continue
         if _must_wait(job, overlap):
             wake.because(f"LeasedJobRun {m.name}: another run is active")
             continue
@@ -442,7 +447,7 @@ def _manual(job: JobView, wake: _Wake) -> Iterator[Action]:
 
 
 def _initial(job: JobView) -> Iterator[Action]:
-    if job.policy.type is not JobSchedulerType.INITIAL or job.policy.suspend:
+    if job.policy.type is not JobSchedulerType.INITIAL or job.policy.suspend or job.cordoned:
         return
     if job.run_with_key(job.initial_lock_key) is None:
         yield Claim(JobSchedulerType.INITIAL, None, None, OverlapRule.ALLOW)
@@ -482,6 +487,10 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
     assert job.watermark is not None
     if policy.suspend or job.suspended:
         yield from _suspended(job, policy.schedule, job.watermark, wake)
+        return
+    if job.cordoned:
+        # Neither run nor recorded: another cluster does that, or this one when the cordon ends.
+        wake.because(f"its ticks are another cluster's: {job.cordoned}")
         return
     wake.by(policy.schedule.next_start(job.now))
     due = ticks_due(

@@ -107,6 +107,16 @@ class Engine:
         for key in [k for k, e in self.cache.jobs.items() if e.backoff]:
             self.mark(key)
 
+    def cordon(self, why: str) -> None:
+        """This cluster takes no new runs, for this reason; "": it does."""
+        if why == self.actor.cordoned:
+            return
+        log.warning("%s", why or f"cluster {self.settings.cluster} is no longer cordoned")
+        self.actor.cordoned = why
+        self.metrics.cluster_cordoned.set(1 if why else 0)
+        for key in list(self.cache.jobs):
+            self.mark(key)
+
     def begin(self) -> None:
         """Everything was listed once: what isn't in the cache doesn't exist."""
         if self.fresh or self._stopping:
@@ -326,6 +336,7 @@ class Engine:
             fresh=self.fresh,
             uid=entry.uid,
             suspended=entry.state is not None and entry.state.suspension is not None,
+            cordoned=self.actor.cordoned,
             helped_at=now - timedelta(seconds=min(3600.0, time.monotonic() - self.cache.helped_at)),
         )
 

@@ -48,6 +48,7 @@ class Evidence:
         entry: the ledger's range that the tick is in.
         active: other runs of the code that are active.
         waiting: why the workload of its Pod doesn't run yet, reason and message.
+        cordoned: why this cluster takes no new runs.
     """
 
     now: datetime
@@ -62,6 +63,7 @@ class Evidence:
     entry: LedgerEntry | None = None
     active: tuple[Run, ...] = ()
     waiting: tuple[str, str] | None = None
+    cordoned: str = ""
 
 
 def tick_of(run_key: str) -> datetime | None:
@@ -222,6 +224,9 @@ def _due(e: Evidence, tick: datetime) -> Explanation:
         return _said(e, Verdict.PENDING, why[0], f"the LeasedJob is not Ready, so nothing starts: {why[1]}")
     if start > e.now:
         return _said(e, Verdict.PENDING, "Jitter", f"jitterSeconds moves its start to {_at(start)}")
+    if e.cordoned:
+        text = f"it is due since {_span(e.now - start)}, and another cluster's, if one has this code: {e.cordoned}"
+        return _said(e, Verdict.PENDING, "ClusterCordoned", text)
     if e.active:
         run = e.active[0]
         return _said(e, Verdict.PENDING, "Overlap", f"it waits for {which(run)}, held by {run.holder or run.cluster}")

@@ -244,5 +244,11 @@ class Kube:
             content_type="application/merge-patch+json",
         )
 
+    async def patch_config_map(self, namespace: str, name: str, data: Mapping[str, str], resource_version: str) -> Json:
+        """Merges `data` if the object is still at `resource_version` (else KubeError 409)."""
+        body = {"metadata": {"resourceVersion": resource_version}, "data": data}
+        path = self._path("/api/v1", "configmaps", namespace, name)
+        return await self.call("PATCH", path, body, content_type="application/merge-patch+json")
+
     async def namespace_uid(self, name: str) -> str:
         return str((await self.call("GET", f"/api/v1/namespaces/{name}"))["metadata"]["uid"])

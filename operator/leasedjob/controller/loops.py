@@ -229,6 +229,7 @@ class Health:
     unread: str = "LeasedJobs and Pods have not been listed yet"  # why not all that is to be watched is
     definitions: str = "the served definitions have not been read yet"
     schema: str = "the database's schema has not been read yet"
+    cluster: str = "the database has not been asked whether the cluster's name is its own"
     database: str = "the database has not been asked yet"
     database_at: float | None = None  # when it last answered, by time.monotonic()
     seen: Counter[str] = field(default_factory=Counter)  # watch events by kind of object
@@ -252,12 +253,12 @@ class Health:
         return None
 
     def ready(self) -> str | None:
-        return self.unread or self.definitions or self.database or self.schema or None
+        return self.unread or self.definitions or self.database or self.schema or self.cluster or None
 
     def admit(self, engine: Engine) -> None:
         """Lets the engine work while everything that its work rests on is known to be as this version needs it. A
         database or an API server that is away for a while is no reason to stop: each object waits for itself."""
-        if self.listed and not self.definitions and not self.schema:
+        if self.listed and not self.definitions and not self.schema and not self.cluster:
             engine.begin()
         else:
             engine.hold()
@@ -327,7 +328,7 @@ class Comparer:
             raise next(iter(refused.values()))
         for kind in self._kinds:
             self._take(kind, [lists[kind.name] for lists in found.values()], scopes, watched=not more)
-        if health.listed:
+        if health.listed and not health.cluster:  # else what is registered under the name may be somebody else's
             await engine.forget_absent(_namespaces(scopes))
         health.listed = True
         if more or health.staleness() > STUCK_AFTER:

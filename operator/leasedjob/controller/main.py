@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from leasedjob import __version__
 from leasedjob.controller.act import Actor
 from leasedjob.controller.clock import DatabaseClock
+from leasedjob.controller.clusters import ASKED_SECONDS, GREET_SECONDS, Doorkeeper, Greeter, identify
 from leasedjob.controller.engine import Engine
 from leasedjob.controller.events import Recorder
 from leasedjob.controller.gauges import GAUGE_SECONDS, Gauges
@@ -71,6 +72,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         await stack.enter_async_context(_http(settings, health, metrics))
         kube = await stack.enter_async_context(Kube(settings.kubeconfig, connections=settings.pod_concurrency + 40))
         settings = await resolved(settings, kube)
+        own = await identify(settings, kube)
+        metrics.cluster_info.labels(settings.cluster).set(1)
         credentials = Credentials.from_directory(settings.database_dir)
         connections = operator_pool(credentials, max_size=settings.database_connections)
         await stack.enter_async_context(connections)
@@ -91,6 +94,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "agenda": engine.agenda.run(),
             "events": events.run(),
             "poll": forever("database poll", POLL_SECONDS, Poller(engine, health).step),
+            "cluster": forever("name of the cluster", GREET_SECONDS, Greeter(engine, health, own).step),
             "renew": forever("renewal of claims", RENEW_SECONDS, Renewer(engine).step),
             "export": forever("export of shutdowns", EXPORT_SECONDS, ShutdownExporter(engine).step),
             "gauges": forever("metrics of states", GAUGE_SECONDS, gauges.step),
@@ -99,6 +103,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             "compare": forever("comparison of watch and list", settings.compare_seconds, Comparer(engine, health).step),
             "watch": watch(settings, engine.cache, health),
         }
+        if settings.own_namespace:
+            asked = Doorkeeper(kube, store, settings).step
+            loops["asked"] = forever("requests about clusters", ASKED_SECONDS, asked)
         if tracer.on:
             loops["traces"] = tracer.run()
         if settings.retention_days or settings.ledger_days:

@@ -27,6 +27,7 @@ class RequestReason(StrEnum):
     NOT_CLAIMED = "Pending"
     JOB_NOT_READY = "JobNotReady"
     OVERLAP = "Overlap"
+    CORDONED = "ClusterCordoned"
     CLAIMED = "Claimed"
     ADOPTED = "Adopted"
     WAITING_FOR_RETRY = "WaitingForRetry"
@@ -47,9 +48,10 @@ class RequestReason(StrEnum):
     RUNS_FAILED = "RunsFailed"
 
 
-WAITS: Final = (RequestReason.OVERLAP, RequestReason.NOT_CLAIMED)
+WAITS: Final = (RequestReason.OVERLAP, RequestReason.CORDONED, RequestReason.NOT_CLAIMED)
 SAID: Final = {
     RequestReason.OVERLAP: "another run of this job is active",
+    RequestReason.CORDONED: "this cluster takes no new runs",
     RequestReason.TICK_IN_THE_FUTURE: "this tick has not come yet",
     RequestReason.ALREADY_SUCCEEDED: "this run is recorded as SUCCESS",
     RequestReason.ALREADY_FAILED: "this run has used up its attempts",

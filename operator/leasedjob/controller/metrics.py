@@ -142,6 +142,13 @@ class Metrics:
             buckets=SHUTDOWN_BUCKETS,
         )  # fmt: skip
         self.spans = Counter("leasedjob_spans", "Spans of traces, by what became of them.", ["result"], registry=r)
+        self.cluster_cordoned = Gauge(
+            "leasedjob_cluster_cordoned", "1 while this cluster takes no new runs.", registry=r
+        )
+        self.cluster_info = Gauge(
+            "leasedjob_cluster_info", "Constant 1; the label is what the database calls this cluster.", ["cluster"],
+            registry=r,
+        )  # fmt: skip
         info = Gauge("leasedjob_build_info", "Constant 1; the version is the label.", ["version"], registry=r)
         info.labels(__version__).set(1)
 

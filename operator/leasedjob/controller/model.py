@@ -100,6 +100,7 @@ class JobView:
     fresh: bool = True  # Pods were listed and the watch is alive: a Pod that isn't here doesn't exist
     uid: str = ""  # of the object
     suspended: bool = False  # after failures, in all clusters
+    cordoned: str = ""  # why this cluster takes no new runs
     helped_at: datetime | None = None  # when a Pod was last seen that another replica has created
 
     def run_with_key(self, lock_key: str) -> Run | None:

@@ -236,6 +236,7 @@ class Requests:
                 entry=ledger,
                 active=tuple(r for r in view.rows.values() if not r.terminal and r.lock_key != about.lock_key),
                 waiting=waiting_of(run, view.pods),
+                cordoned=view.cordoned,
             )
         )
 

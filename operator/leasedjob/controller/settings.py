@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from leasedjob.controller.page.hosts import parse_hosts
 from leasedjob.controller.ping_hosts import PingHosts
+
+# As the chart has it: what stands in names of tenants and in the database.
+CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 class SettingsError(ValueError):
@@ -59,6 +63,9 @@ class Settings:
     otlp_endpoint: str = ""  # where traces go, by OTLP over HTTP; empty: nowhere
     metrics_jobs: int = 500  # LeasedJobs with series of their own, at most
     identity: str = "leasedjob-operator"
+    cordoned: bool = False  # it takes no new runs
+    cluster_takeover: str = ""  # UID of a cluster whose name this one takes over
+    release: str = ""  # as namespace/name
     own_namespace: str = ""  # where the operator's Pods are
     own_secrets: frozenset[str] = frozenset()  # of that namespace, with the operator's credentials
     own_account: str = ""  # the operator's ServiceAccount
@@ -149,9 +156,21 @@ class Settings:
             except ValueError as e:
                 raise SettingsError(f"{name}: {e}") from e
 
+        def cluster(name: str) -> str:
+            text = read(name)
+            if text and not CLUSTER_NAME.fullmatch(text):
+                raise SettingsError(
+                    f"{name} (clusterName): 1 to 253 letters, digits, '.', '_' and '-', a letter or digit first and "
+                    f"last, not {text!r}"
+                )
+            return text
+
         base = cls()
         return cls(
-            cluster=read("LEASEDJOB_CLUSTER"),
+            cluster=cluster("LEASEDJOB_CLUSTER"),
+            cordoned=flag("LEASEDJOB_CORDONED", base.cordoned),
+            cluster_takeover=read("LEASEDJOB_CLUSTER_TAKEOVER"),
+            release=read("LEASEDJOB_RELEASE"),
             namespaces=listed("LEASEDJOB_NAMESPACES"),
             exclude_namespaces=listed("LEASEDJOB_EXCLUDE_NAMESPACES"),
             database_dir=Path(read("LEASEDJOB_DATABASE_DIR", str(base.database_dir))),

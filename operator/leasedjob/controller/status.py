@@ -43,7 +43,9 @@ Json = Mapping[str, Any]
 RUNS_SHOWN: Final = MAX_RUNS
 READY: Final = "Ready"
 SPEC_DIFFERS: Final = "SpecDiffers"
-OWN_CONDITIONS: Final = (READY, SPEC_DIFFERS)
+CORDONED: Final = "Cordoned"
+CLUSTER_CORDONED: Final = "ClusterCordoned"  # its reason
+OWN_CONDITIONS: Final = (READY, SPEC_DIFFERS, CORDONED)
 PREVIEW: Final = 5
 INSIST_AFTER: Final = (1.0, 300.0)  # seconds before the same is said again, first and longest
 WRITES: Final = 16  # at a time: a Pod that is to be created meanwhile need not queue behind all of them
@@ -125,7 +127,7 @@ def job_status(entry: Entry, view: JobView, conflict: Entry | None) -> dict[str,
     status = LeasedJobStatus(
         observed_generation=generation,
         code=entry.code or None,
-        conditions=_conditions(entry, old, conflict, generation, view.now),
+        conditions=_conditions(entry, old, conflict, generation, view.now, view.cordoned),
         next_schedule_time=ahead[0] if ahead else None,
         next_schedule_times=ahead or None,
         last_schedule_time=_latest(old, "lastScheduleTime", [r.tick for r in newest if not r.manual]),
@@ -191,7 +193,9 @@ _JOB_FIELDS: Final = _wire_names(LeasedJobStatus)
 _RUN_FIELDS: Final = _wire_names(RunStatus)
 
 
-def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int, now: datetime) -> list[Condition]:
+def _conditions(
+    entry: Entry, old: Json, conflict: Entry | None, generation: int, now: datetime, cordoned: str
+) -> list[Condition]:
     def of(kind: str, truth: bool, reason: str, message: str) -> Condition:
         return condition(
             old, kind, ConditionStatus.TRUE if truth else ConditionStatus.FALSE, reason, message, generation, now
@@ -210,6 +214,8 @@ def _conditions(entry: Entry, old: Json, conflict: Entry | None, generation: int
         found = [of(READY, True, ReadyReason.ACCEPTED, "accepted and scheduled")]
     if entry.spec_differs:
         found.append(of(SPEC_DIFFERS, True, SPEC_DIFFERS, "another cluster has this code with another spec"))
+    if cordoned:
+        found.append(of(CORDONED, True, CLUSTER_CORDONED, cordoned))
     return found
 
 
@@ -285,7 +291,11 @@ class StatusWriter:
                     entry.said, entry.said_at = gist(status), time.monotonic()
                     settled &= entry.generation >= 0
         problem = f"LeasedJob {entry.name} is not Ready" if entry.problem or conflict else ""
-        waits = manual.note_of(manual.RequestReason.OVERLAP) if not problem and manual_waits(view) else ""
+        waits = ""
+        if not problem and view.cordoned:
+            waits = f"{manual.RequestReason.CORDONED}: {view.cordoned}"
+        elif not problem and manual_waits(view):
+            waits = manual.note_of(manual.RequestReason.OVERLAP)
         runs = [body for body in runs if manual.asks_for_one_run(body)]
         rows = {r.lock_key: r for r in view.rows.values()}
         requests = {r.uid: r for r in manual.requests(entry.code, runs, entry.policy)}

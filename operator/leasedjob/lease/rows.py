@@ -83,6 +83,7 @@ class ClaimVerdict(StrEnum):
     OVERLAP_SKIPPED = "overlap_skipped"  # another run is active; recorded in the ledger
     OVERLAP_WAIT = "overlap_wait"  # another run is active; nothing recorded, ask again
     BUSY = "busy"  # a lock is held elsewhere, or the watermark moved: nothing decided, ask again
+    CORDONED = "cordoned"  # this cluster takes no new runs; nothing decided
     UNREGISTERED = "unregistered"  # this cluster has not registered the code with this object uid
 
 

@@ -10,8 +10,12 @@ SELECT * FROM leasedjob.register_jobs(%(cluster)s, %(jobs)s::jsonb);
 SELECT leasedjob.unregister_objects(%(cluster)s, %(codes)s::text[], %(uids)s::text[]) AS done;
 
 -- name: claim_runs
--- Asks for a batch of runs.
-SELECT * FROM leasedjob.claim_batch(%(cluster)s, %(requests)s::json, %(shared)s::json) ORDER BY ordinal;
+-- Asks for a batch of runs. No answer at all where the cluster takes no new ones.
+SELECT a.* FROM (SELECT %(cluster)s::text AS name
+                  WHERE NOT EXISTS (SELECT FROM leasedjob.cluster c
+                                     WHERE c.name = %(cluster)s
+                                       AND (c.cordoned_at IS NOT NULL OR c.renamed_to IS NOT NULL))) open
+ CROSS JOIN LATERAL leasedjob.claim_batch(open.name, %(requests)s::json, %(shared)s::json) a ORDER BY a.ordinal;
 
 -- name: record_ticks
 -- Records ticks that don't run, and moves the watermark.
@@ -62,9 +66,13 @@ VALUES (%(uid)s, %(cluster)s, %(code)s, %(through)s, %(ticks)s, %(planned)s)
 SELECT * FROM leasedjob.look_at_backfill(%(uid)s);
 
 -- name: step_backfill
--- A backfill goes on by one run, or past ticks that are left as they are.
-SELECT * FROM leasedjob.step_backfill(%(cluster)s, %(uid)s, %(from)s, %(through)s, %(skipped)s, %(limit)s,
-                                      %(request)s::json);
+-- A backfill goes on by one run, or past ticks that are left as they are. No answer where the cluster takes no new runs.
+SELECT a.* FROM (SELECT %(cluster)s::text AS name
+                  WHERE NOT EXISTS (SELECT FROM leasedjob.cluster c
+                                     WHERE c.name = %(cluster)s
+                                       AND (c.cordoned_at IS NOT NULL OR c.renamed_to IS NOT NULL))) open
+ CROSS JOIN LATERAL leasedjob.step_backfill(open.name, %(uid)s, %(from)s, %(through)s, %(skipped)s, %(limit)s,
+                                            %(request)s::json) a;
 
 -- name: runs_by_key
 -- The rows of these lock keys, as far as there are any.
@@ -191,6 +199,29 @@ SELECT s.*
 -- Which clusters have registered LeasedJobs, and how many.
 SELECT g.cluster, count(*) AS jobs, count(*) FILTER (WHERE g.suspended) AS suspended
   FROM leasedjob.job_registration g GROUP BY g.cluster ORDER BY g.cluster;
+
+-- name: greet_cluster
+-- An operator says who it is, and is told whether its name is its own and whether it is cordoned.
+SELECT * FROM leasedjob.greet_cluster(%(cluster)s, %(uid)s, %(release)s, %(version)s, %(by_values)s, %(new)s, %(take_over)s);
+
+-- name: cordon_cluster
+-- A cluster takes no new runs, or takes them again.
+SELECT * FROM leasedjob.cordon_cluster(%(cluster)s, %(cordon)s, %(reason)s, %(audit)s::jsonb);
+
+-- name: known_clusters
+-- The clusters that have worked on this database, and how much each has.
+SELECT n.name, coalesce(c.uid, '') AS uid, coalesce(c.release, '') AS release, coalesce(c.version, '') AS version,
+       c.first_seen_at, c.last_seen_at, coalesce(c.by_values, false) AS by_values, c.cordoned_at,
+       coalesce(c.cordoned_by, '') AS cordoned_by, coalesce(c.cordon_reason, '') AS cordon_reason,
+       held.runs, (SELECT count(*) FROM leasedjob.job_registration g WHERE g.cluster = n.name) AS jobs,
+       clock_timestamp() AS db_now
+  FROM (SELECT name FROM leasedjob.cluster UNION SELECT cluster FROM leasedjob.job_registration) n
+  LEFT JOIN leasedjob.cluster c USING (name)
+ CROSS JOIN LATERAL (SELECT count(*) AS runs FROM leasedjob.job_scheduler s
+                      WHERE s.cluster = n.name AND s.status = 'RUNNING'
+                        AND NOT leasedjob.is_expired(s.modified_at, s.lease_ms)) held
+ WHERE c.renamed_to IS NULL OR held.runs > 0
+ ORDER BY n.name;
 
 -- name: registered_by
 -- Which clusters have registered a code, and from which object.

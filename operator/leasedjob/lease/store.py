@@ -24,6 +24,7 @@ from psycopg.rows import DictRow, args_row, dict_row
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease import jsonsafe
+from leasedjob.lease.clusters import CordonAnswer, Greeting, Identity, KnownCluster, Standing
 from leasedjob.lease.database import Connections, FaultKind, translated, within
 from leasedjob.lease.rows import (
     DEFAULT_BACKOFF,
@@ -198,7 +199,11 @@ class OperatorStore:
                 connection.cursor(row_factory=args_row(_claim_result)) as cursor,
             ):
                 await cursor.execute(statement("claim_runs"), {"cluster": cluster, **claims_document(requests)})
-                return await cursor.fetchall()
+                answers = await cursor.fetchall()
+        if answers:
+            return answers
+        now = await self.database_now()
+        return [ClaimResult(verdict=ClaimVerdict.CORDONED, db_now=now) for _ in requests]
 
     async def _pruned(self, identities: Sequence[RunIdentity]) -> dict[RunIdentity, ClaimResult]:
         """Those of them whose time is pruned. (A mark that moves after this look is seen where the row is inserted.)"""
@@ -340,7 +345,10 @@ class OperatorStore:
         """
         asked = None if request is None else json.dumps(_claim_json(0, request))
         arguments = {"cluster": cluster, "uid": uid, "from": after, "through": through, "skipped": skipped}
-        (row,) = await self._rows("step_backfill", limit=limit, request=asked, **arguments)
+        rows = await self._rows("step_backfill", limit=limit, request=asked, **arguments)
+        if not rows:  # the cluster takes no new runs
+            return BackfillStep.BUSY, None
+        (row,) = rows
         step = BackfillStep(row.pop("said"))
         return step, _claim_result(**row) if step is BackfillStep.ASKED else None
 
@@ -464,6 +472,42 @@ class OperatorStore:
     async def codes_with_news(self, cluster: str, since: datetime) -> dict[str, datetime]:
         """Codes of this cluster whose ledger or suspension changed at or after `since`, and when it did."""
         return {row["code"]: row["at"] for row in await self._rows("codes_with_news", cluster=cluster, since=since)}
+
+    # --- clusters ------------------------------------------------------------------------------------------------
+
+    async def greet_cluster(
+        self, identity: Identity, *, version: str, by_values: bool, new: bool, take_over: str = ""
+    ) -> Greeting:
+        """Says who an operator is; see the function in the database.
+
+        Args:
+            by_values: its release's values cordon the cluster.
+            new: the process has just started.
+            take_over: the UID of a cluster whose name is taken over however lately it was seen.
+        """
+        (row,) = await self._rows(
+            "greet_cluster",
+            cluster=identity.cluster,
+            uid=identity.uid,
+            release=identity.release,
+            version=version,
+            by_values=by_values,
+            new=new,
+            take_over=take_over,
+        )
+        return Greeting(verdict=Standing(row.pop("verdict")), **row)
+
+    async def cordon_cluster(self, name: str, cordon: bool, *, reason: str, asked: Asked) -> CordonAnswer:
+        """The cluster takes no new runs, or takes them again."""
+        audit = _audit_json(asked)
+        (row,) = await self._rows(
+            "cordon_cluster", cluster=name, cordon=cordon, reason=jsonsafe.text(reason), audit=audit
+        )
+        return CordonAnswer(**row)
+
+    async def known_clusters(self) -> list[KnownCluster]:
+        """The clusters that have worked on this database, by name."""
+        return [KnownCluster(**row) for row in await self._rows("known_clusters")]
 
     # --- for people to look at -----------------------------------------------------------------------------------
 
