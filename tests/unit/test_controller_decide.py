@@ -623,6 +623,16 @@ class TestEnds:
         assert isinstance(found, Claim)
         assert found.previous == row
 
+    def test_after_a_restore_a_pod_that_is_found_still_says_how_it_ended(self) -> None:
+        """`leasedjob restored` leaves such a row RUNNING, with a stop asked for; without its Pod it is ended."""
+        body = b.pod()
+        row = replace(b.adopted(body, expires=30), stop_requested_at=b.at(35), stop_reason="Restored: …")
+        found = only(b.view(row, pods=[body], now=40))
+        assert isinstance(found, End)
+        assert found.result is Result.COMPLETE
+        gone = replace(b.run(pod_uid="gone", expires=900), stop_requested_at=b.at(35), stop_reason="Restored: …")
+        assert isinstance(only(b.view(gone, now=900)), Claim), "which the database answers by ending it"
+
     def test_a_pod_that_is_gone_proves_nothing(self) -> None:
         row = b.run(pod_uid="gone", expires=900)
         assert nothing(b.view(row, now=40)) == b.at(900) + EXPIRY_MARGIN

@@ -13,7 +13,7 @@ from leasedjob.api.v1alpha1 import Verdict
 from leasedjob.controller.explain import SAID, Evidence, explain, ledger_range, tick_of
 from leasedjob.controller.status import run_status
 from leasedjob.identity import JobSchedulerType, run_key_for
-from leasedjob.lease.rows import CodeState, JobSchedulerStatus, LedgerEntry, Run, Suspension
+from leasedjob.lease.rows import REASON_RESTORED, CodeState, JobSchedulerStatus, LedgerEntry, Run, Suspension
 from leasedjob.schedule import TickReason
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
@@ -134,7 +134,15 @@ def test_what_is_shown_with_it() -> None:
 
 
 def test_every_reason_of_the_ledger_is_said_in_words() -> None:
-    assert SAID.keys() == {*TickReason, "Overlap"}
+    assert SAID.keys() == {*TickReason, "Overlap", REASON_RESTORED}
+
+
+def test_a_tick_that_a_restore_has_forgotten() -> None:
+    found = explain(evidence(entry=entry("missed", REASON_RESTORED, count_is_exact=False)))
+    assert (found.verdict, found.reason) == (Verdict.MISSED, REASON_RESTORED)
+    assert found.message is not None
+    assert "restored to an earlier point" in found.message
+    assert "at least" not in found.message, "how many ticks there were isn't known"
 
 
 def test_a_range_as_it_is_shown() -> None:
