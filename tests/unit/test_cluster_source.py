@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.cluster import binaries, images, jars, kind, lifecycle, packages, source
 from tests.cluster.layout import REPOSITORY, Cache, digest
 from tests.cluster.progress import ClusterError, Progress, clean_environment, wait_for
@@ -186,7 +187,7 @@ def test_programs_are_built_reproducibly_from_pinned_modules() -> None:
 
 def test_each_kubernetes_is_built_from_its_own_pins_into_a_folder_of_its_own() -> None:
     versions = binaries.kubernetes_versions()
-    assert list(versions) == ["1.34", "1.37"], "the oldest first; the chart's kubeVersion and the docs name them too"
+    assert list(versions) == ["1.34", "1.37"], "the oldest first"
     for minor, version in versions.items():
         assert version.startswith(f"{minor}.")
         module = binaries.kube(version)
@@ -200,6 +201,19 @@ def test_each_kubernetes_is_built_from_its_own_pins_into_a_folder_of_its_own() -
         assert binaries.version_of(Path("/cache/bin") / binaries.cache_key(version)) == version
     keys = {binaries.cache_key(version) for version in versions.values()}
     assert len(keys) == len(versions)
+
+
+def test_chart_and_documentation_name_the_versions_that_are_tested() -> None:
+    oldest, *_, newest = binaries.kubernetes_versions()
+    chart = yaml.safe_load((REPOSITORY / "charts/leasedjob/Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={oldest}.0-0"
+    assert f"Needs Kubernetes {oldest} or newer" in (REPOSITORY / "charts/leasedjob/README.md").read_text()
+    page = (REPOSITORY / "docs/reference/kubernetes-versions.md").read_text()
+    assert f"| {oldest} | the oldest one that is supported" in page
+    assert f"| {newest} | the newest one that is tested" in page
+    assert f"## What differs between {oldest} and {newest}" in page
+    between = ", ".join(f"1.{minor}" for minor in range(int(oldest[2:]) + 1, int(newest[2:])))
+    assert f"| {between} | supported" in page
 
 
 @pytest.mark.parametrize("asked", ["1.34", "v1.34", "1.34.4"])

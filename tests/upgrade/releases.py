@@ -1,6 +1,6 @@
 """The kept releases. Each is one archive: what its images are built from, and its chart, as they were.
 
-`python -m tests.upgrade keep REVISION` makes one (docs/decisions/0020-kept-releases.md says when, and which ones stay).
+`python -m tests.upgrade keep REVISION` makes one (docs/decisions/0022-kept-releases.md says when, and which ones stay).
 """
 
 from __future__ import annotations
