@@ -74,6 +74,7 @@ TICKING: dict[str, tuple[str, Json]] = {  # job: its program and what is special
     "allows": (LONG, {"concurrencyPolicy": "Allow"}),
     "replaces": (REPLACED, {"concurrencyPolicy": "Replace", **SHORT}),
 }
+NEWER = {"suspendAfterFailures": 3}  # what the oldest kept release doesn't know
 HELD = ends_with(143, needs=600)  # until the test says so
 
 
@@ -108,6 +109,11 @@ class Site:
 
     def rollback(self) -> None:
         self._helm("rollback", self.release.name, "1")
+
+    def knows(self, *fields: str) -> bool:
+        """Whether the earlier release's definitions have these fields."""
+        text = (Path(self.charts[False]) / "templates" / "crds" / "leasedjobs.yaml").read_text()
+        return all(f" {name}:\n" in text for name in fields)
 
     def watch(self) -> None:
         """Every operator's containers have started once, so far."""
@@ -232,7 +238,7 @@ class Work:
     db: psycopg.Connection
     folder: Path
     brief: int
-    first: datetime | None = None
+    first: dict[str, datetime] = field(default_factory=dict)  # each job's first tick
 
     @property
     def jobs(self) -> dict[str, tuple[str, Json]]:
@@ -253,9 +259,17 @@ class Work:
             lambda: all(accepted(j) for j in self.kubectl.items("leasedjobs")),
             timeout=40,
         )
-        self.first = next_minute()
+        self.first = dict.fromkeys(self.jobs, next_minute())
         created = [datetime.fromisoformat(j["metadata"]["creationTimestamp"]) for j in self.kubectl.items("leasedjobs")]
-        assert min(created) > self.first - MINUTE, "all were made within the minute before"
+        assert min(created) > next_minute() - MINUTE, "all were made within the minute before"
+
+    def add(self, name: str, **spec: Any) -> None:
+        """One more that ticks each minute, while others do already."""
+        self.kubectl.apply(marked_job(name, own(self.folder, name), BRIEF, schedule="* * * * *", **spec))
+        self.kubectl.wait(f"{name} is accepted", lambda: accepted(self.kubectl.json("get", "lj", name)), timeout=40)
+        self.first[name] = next_minute()
+        created = datetime.fromisoformat(self.kubectl.json("get", "lj", name)["metadata"]["creationTimestamp"])
+        assert created >= self.first[name] - MINUTE
 
     def hold(self, name: str) -> Json:
         """A Pod that works until it is told; as it runs now."""
@@ -281,7 +295,7 @@ class Work:
 
     def stop(self) -> datetime:
         """No more ticks; which one was the last, once everything has ended."""
-        self.kubectl("patch", "leasedjobs", *self.jobs, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        self.kubectl("patch", "leasedjobs", *self.first, "--type=merge", "-p", '{"spec":{"suspend":true}}')
         self.kubectl.wait(
             "all are seen to be suspended",
             lambda: all(
@@ -324,7 +338,7 @@ def ranges(db: psycopg.Connection, code: str) -> list[dict[str, Any]]:
 
 def account(work: Work, job: str, last: datetime) -> dict[str, int]:
     """Every minute from the first to the last tick is decided, and decided once."""
-    assert work.first is not None
+    first = work.first[job]
     namespace = work.kubectl.namespace
     found = [r for r in rows(work.db, namespace, job) if r["tick"] is not None]
     ticks = Counter(r["tick"] for r in found)
@@ -337,7 +351,7 @@ def account(work: Work, job: str, last: datetime) -> dict[str, int]:
         assert entry["kind"] == "skipped", entry
         assert job == "forbids", f"{job} has nothing to skip for: {entry}"
         ticks.update(covered)
-    wanted = [work.first + n * MINUTE for n in range(int((last - work.first) / MINUTE) + 1)]
+    wanted = [first + n * MINUTE for n in range(int((last - first) / MINUTE) + 1)]
     assert ticks == Counter(wanted), f"{job}: lost {set(wanted) - set(ticks)}, doubled {ticks - Counter(wanted)}"
     counted = work.db.execute(
         "SELECT kind, count FROM tick_count WHERE code = %s", (f"{namespace}/{job}",)
@@ -403,12 +417,15 @@ def exercise(
         assert applied(db) == [m.version for m in migrations()]
         later = work.hold("later")
         assert sidecar_image(later) == present
+        work.add("newer", **NEWER)
         if settle:
             until(next_minute() + timedelta(seconds=20))
         move("rollback", site.rollback)
         assert applied(db) == [m.version for m in migrations()], "migrations aren't undone"
         back = work.hold("back")
         assert sidecar_image(back) == former, "the earlier operator starts runs on the later schema"
+        spec = work.kubectl.json("get", "lj", "newer")["spec"]
+        assert all(name in spec for name in NEWER) == site.knows(*NEWER), "a field that isn't named is dropped"
         undisturbed(later, work.pod("later"))
         work.end("later")  # its outcome is the earlier operator's to record
         if settle:
@@ -429,7 +446,7 @@ def exercise(
     assert len(beats.fencing) == 1, "one holder from beginning to end"
     assert beats.worst < SHORT["lease"]["durationSeconds"] / 2
     total: Counter[str] = Counter()
-    for job in work.jobs:
+    for job in work.first:
         total.update(account(work, job, last))
         recorded(work, job)
         if job != "replaces":
