@@ -81,6 +81,16 @@ verify: $(VENV) ## Check that the generated files are current, and that the docu
 	@$(BIN)/python -m docsite --check
 	@$(MAKE) --no-print-directory docs
 
+.PHONY: sbom audit reproduce
+sbom: $(VENV) ## Write a bill of materials for each image into build/sbom
+	@if ls wheels/*.whl > /dev/null 2>&1; then set -- --wheels wheels; else set --; fi; $(BIN)/python scripts/sbom.py "$$@"
+
+audit: $(VENV) ## Known vulnerabilities of what the images install (network); AUDIT=required fails without an answer
+	@BIN=$(BIN) scripts/audit.sh
+
+reproduce: $(VENV) ## Build the images twice from nothing and compare their digests
+	@$(BIN)/python -m tests.cluster.reproduce
+
 .PHONY: snapshots
 snapshots: $(VENV) ## Write the chart's manifests that the tests compare with; read what changed in them
 	@LEASEDJOB_UPDATE_SNAPSHOTS=yes $(BIN)/pytest -q -p no:xdist tests/unit/test_chart_snapshots.py
