@@ -59,7 +59,7 @@ def el(tag: str, *children: Child, **attributes: str | int | bool | None) -> Htm
         if value is None or value is False:
             continue
         written = name.rstrip("_").replace("_", "-")
-        if not _NAME.fullmatch(written) or written.startswith(("on", "style", "srcdoc")):
+        if not _NAME.fullmatch(written) or written.lower().startswith(("on", "style", "srcdoc")):
             raise ValueError(f"{written} is no attribute of the page's")
         parts.append(f" {written}" if value is True else f' {written}="{text(str(value))}"')
     if tag in _VOID:

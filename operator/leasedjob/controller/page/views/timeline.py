@@ -64,6 +64,11 @@ def draw(shown: Shown, runs: Sequence[Run], *, partial: bool, recalled: bool) ->
         text = code.casefold() + (known.job.search if known else "")
         return all(word in text for word in words)
 
+    if query.filters and not recalled:
+        # Of the jobs that are looked for also what memory has: in the window there may be many others' runs.
+        known = {run.id for run in runs}
+        more = (row for row in shown.snapshot.rows if wanted(row.job.seen.code, row.job.seen.namespace, None))
+        runs = [*runs, *(run for row in more for run in row.job.seen.rows if run.id not in known)]
     chosen = [run for run in runs if wanted(run.identity.code, run.namespace, run.cluster)]
     entries = [
         entry
@@ -79,16 +84,17 @@ def draw(shown: Shown, runs: Sequence[Run], *, partial: bool, recalled: bool) ->
     listed = sorted((run for job in some for run in job.runs), key=lambda run: run.started_at, reverse=True)
     total = sum(len(job.runs) for job in there)
     names = sorted({run.cluster for run in runs if run.cluster})
-    known = names if query.cluster in ("", *names) else [query.cluster, *names]
+    listed_names = names if query.cluster in ("", *names) else [query.cluster, *names]
+    options = [("", "all"), *((name, name) for name in listed_names)]
     main = join(
         el("h1", "Timeline"),
         el("p", "The database does not answer: these are the runs that the operator remembers, at most twenty of each "
            "job.", class_="notice") if recalled else None,
-        el("p", f"There are more: the {len(runs):,} runs that changed last are shown.", class_="notice") if partial
+        el("p", "There are more: of all runs those are shown that changed last.", class_="notice") if partial
         else None,
         filters(
             shown,
-            field("cluster", "Cluster", choice("cluster", [("", "all"), *((n, n) for n in known)], query.cluster)),
+            field("cluster", "Cluster", choice("cluster", options, query.cluster)),
             field("window", "Back", choice("window", [(w, w) for w in Window], query.window)),
         ),
         el("p", f"{total:,} runs of {place.total:,} jobs", class_="counted", id="counted"),
