@@ -255,8 +255,9 @@ class _Run:
             note = f"{type(error).__name__}: {error}"[:500]
         if note:
             self._progress.say(f"  {fault.number:3} {fault.kind} {fault.cluster} NOT DONE: {note}")
+        cluster, _, name = target.split(" ")[0].rpartition("/")
         done = Done(
-            number=fault.number, kind=fault.kind, cluster=fault.cluster, target=target.split(" ")[0], begin=begin,
+            number=fault.number, kind=fault.kind, cluster=cluster or fault.cluster, target=name, begin=begin,
             end=time.time(), note=note,
         )  # fmt: skip
         with self._lock:

@@ -54,30 +54,31 @@ class Harm:
 
     # --- whom --------------------------------------------------------------------------------------------------------
 
-    def _one(self, fault: Fault, what: str, container: str, there: Callable[[], Sequence[Json]]) -> tuple[Json, str]:
-        """The Pod in the fault's place and the id of its container; waits a while for one."""
+    def _one(self, fault: Fault, container: str, pods: Callable[[Site], Sequence[Json]]) -> tuple[Site, Json, str]:
+        """A Pod in which this container runs, and the container's id: in the fault's cluster, else in another one;
+        waits a while for one."""
+        first = self.sites[fault.cluster]
         deadline = time.monotonic() + PATIENCE
         while True:
-            with contextlib.suppress(OSError):
-                if found := [(pod, id) for pod in there() if (id := running(pod, container))]:
-                    return found[int(fault.place * len(found))]
+            for site in (first, *(site for site in self.sites.values() if site is not first)):
+                with contextlib.suppress(OSError):
+                    if found := [(pod, id) for pod in pods(site) if (id := running(pod, container))]:
+                        return site, *found[int(fault.place * len(found))]
             if time.monotonic() > deadline or self.stop.wait(1.0):
-                raise NobodyError(f"no {what} runs in {fault.cluster}")
+                raise NobodyError(f"{container} runs nowhere")
 
     def _operator(self, fault: Fault) -> tuple[Site, Json, str]:
-        site = self.sites[fault.cluster]
-        return site, *self._one(fault, "operator", "operator", site.operators)
+        return self._one(fault, "operator", Site.operators)
 
     def _pod(self, fault: Fault, container: str = "main") -> tuple[Site, Json, str]:
-        site = self.sites[fault.cluster]
-        return site, *self._one(fault, "workload", container, site.pods)
+        return self._one(fault, container, Site.pods)
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _killed(self, site: Site, pod: Json, container: str) -> Iterator[str]:
         faults.Faults(site.node).signal_container(container, signal.SIGKILL)
-        yield name_of(pod)
+        yield name_of(site, pod)
 
     @contextlib.contextmanager
     def _stopped(self, site: Site, pod: Json, container: str) -> Iterator[str]:
@@ -85,7 +86,7 @@ class Harm:
         own = faults.Faults(site.node)
         pids = own.signal_processes(container, signal.SIGSTOP)
         try:
-            yield name_of(pod)
+            yield name_of(site, pod)
         finally:
             faults.send(set(pids) & set(own.processes(container)), signal.SIGCONT)
 
@@ -94,7 +95,7 @@ class Harm:
         pid = faults.Faults(site.node).container_pid(container)
         clocks.set_clock(pid, file, fault.sign * CLOCK_SHIFT)
         try:
-            yield f"{name_of(pod)} {fault.sign * CLOCK_SHIFT:+d} s"
+            yield f"{name_of(site, pod)} {fault.sign * CLOCK_SHIFT:+d} s"
         finally:
             with contextlib.suppress(OSError, AssertionError):
                 clocks.set_clock(pid, file, 0)
@@ -128,8 +129,8 @@ class Harm:
     @contextlib.contextmanager
     def _pod_delete(self, fault: Fault) -> Iterator[str]:
         site, pod, _ = self._pod(fault)
-        site.kubectl.run("delete", "pod", name_of(pod), "--wait=false")
-        yield name_of(pod)
+        site.kubectl.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
+        yield name_of(site, pod)
 
     @contextlib.contextmanager
     def _pod_freeze(self, fault: Fault) -> Iterator[str]:
@@ -137,7 +138,7 @@ class Harm:
         own = faults.Faults(site.node)
         try:
             own.freeze_pod(pod["metadata"]["uid"])
-            yield name_of(pod)
+            yield name_of(site, pod)
         finally:
             own.heal()
 
@@ -177,19 +178,20 @@ class Harm:
     # --- networks ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _cut(self, fault: Fault, one: Part, other: Part, target: str) -> Iterator[str]:
+    def _cut(self, fault: Fault, site: Site, one: Part, other: Part, target: str) -> Iterator[str]:
         """Packets are dropped and nobody is told, or refused, until it is healed."""
         how = How.DROP if fault.sign > 0 else How.REFUSE
-        with faults.Faults(self.sites[fault.cluster].node).severed(one, other, how=how):
+        with faults.Faults(site.node).severed(one, other, how=how):
             yield f"{target} {how}"
 
     def _cut_database(self, fault: Fault) -> AbstractContextManager[str]:
         door = Part("PostgreSQL", (HOST_ADDRESS,), (self.database.doors[0].port,))
-        return self._cut(fault, network.CLUSTER, door, "PostgreSQL")
+        return self._cut(fault, self.sites[fault.cluster], network.CLUSTER, door, "PostgreSQL")
 
     def _operator_cut_api(self, fault: Fault) -> AbstractContextManager[str]:
         site, pod, _ = self._operator(fault)
-        return self._cut(fault, network.pod(pod["status"]["podIP"]), faults.Faults(site.node).api, name_of(pod))
+        operator = network.pod(pod["status"]["podIP"])
+        return self._cut(fault, site, operator, faults.Faults(site.node).api, name_of(site, pod))
 
     # --- the database ------------------------------------------------------------------------------------------------
 
@@ -235,5 +237,6 @@ class Harm:
             self.database.doors[door].breaks(Line.NONE)
 
 
-def name_of(pod: Json) -> str:
-    return str(pod["metadata"]["name"])
+def name_of(site: Site, pod: Json) -> str:
+    """With its cluster, which need not be the plan's."""
+    return f"{site.name}/{pod['metadata']['name']}"

@@ -23,7 +23,7 @@ TIMINGS: Final = (
     Timing(lease=60, heartbeat=6, grace=10),
 )
 QUIET: Final = 12.0  # seconds at the beginning and at the end in which nothing is begun
-GAP: Final = (3.0, 9.0)  # seconds between the beginnings of two faults
+GAP: Final = (5.0, 12.0)  # seconds between the beginnings of two faults
 # What is done, and for how long at least and at most, seconds; at a run's end everything is healed.
 KINDS: Final[dict[str, tuple[float, float]]] = {
     "operator-kill": (0, 0),
@@ -48,6 +48,8 @@ KINDS: Final[dict[str, tuple[float, float]]] = {
     "holder-freeze": (10, 50),
     "holder-cut": (10, 50),
 }
+SHORT: Final = 10.0  # minutes; in a run that is shorter nothing lasts longer than
+SHORT_SECONDS: Final = 30.0
 CLOCK_SHIFT: Final = 300  # seconds, ahead or behind
 
 
@@ -80,6 +82,8 @@ def faults(seed: int, minutes: float) -> list[Fault]:
     while at < end:
         kind = next(deck)
         shortest, longest = KINDS[kind]
+        if minutes < SHORT:
+            longest = min(longest, SHORT_SECONDS)
         seconds = min(dice.uniform(shortest, longest), max(0.0, end - at))
         fault = Fault(
             number=len(found) + 1,
@@ -114,7 +118,7 @@ def jobs(seed: int, longest: float, count: int = JOBS) -> list[Real]:
     for number in range(count):
         minutes = every[number % len(every)]
         kind = list(Kind)[number % 3]
-        work = dice.choices([(1, 4), (6, 18), (longest / 2, longest)], weights=[5, 3, 2])[0]
+        work = dice.choices([(1, 4), (6, 18), (longest / 2, longest)], weights=[3, 4, 3])[0]
         backoff = dice.choice((0, 1, 2))
         found.append(
             Real(

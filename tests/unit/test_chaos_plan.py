@@ -22,8 +22,9 @@ def test_a_seed_says_what_is_done_and_when(minutes: int) -> None:
     assert all(QUIET <= fault.at <= minutes * 60 - QUIET for fault in plan)
     assert all(fault.at + fault.seconds <= minutes * 60 - QUIET + 0.2 for fault in plan), "healed by the end"
     counted = Counter(fault.kind for fault in plan)
-    assert set(counted) == set(KINDS), "each kind at least once"
+    assert len(counted) == min(len(plan), len(KINDS)), "no kind twice before each has come once"
     assert max(counted.values()) - min(counted.values()) <= 1
+    assert len(plan) >= 5 * minutes
 
 
 def test_jobs_are_spread_over_what_there_is() -> None:
