@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.unit import controller_builders as b
 
 from leasedjob.api.v1alpha1 import MAX_RUNS, LeasedJobStatus
+from leasedjob.controller import manual
 from leasedjob.controller.cache import Cache, Entry
 from leasedjob.controller.clock import DatabaseClock
 from leasedjob.controller.kube import Kube, KubeError
@@ -22,7 +23,7 @@ from leasedjob.controller.settings import Settings
 from leasedjob.controller.spec import derive
 from leasedjob.controller.status import INSIST_AFTER, StatusWriter, behind, job_status, outcome_of, run_status
 from leasedjob.identity import JobSchedulerType
-from leasedjob.lease.rows import CodeState, JobSchedulerStatus, LedgerEntry, Outcome, Run, Suspension
+from leasedjob.lease.rows import REASON_RESTORED, CodeState, JobSchedulerStatus, LedgerEntry, Outcome, Run, Suspension
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 HOUR = 3600.0
@@ -291,6 +292,16 @@ class TestNeverBackwards:
     def test_but_a_run_that_is_gone_does_not_stop_the_status_for_ever(self) -> None:
         """A database that was restored, or rows that were pruned."""
         assert not behind(self.one("Running"), {"recentRuns": []}, b.at(3600))
+
+    @pytest.mark.parametrize("old", [("Success", 1), ("Success", 2), ("Running", 2)])
+    def test_nor_does_one_of_which_a_restored_database_knows_less(self, old: tuple[str, int]) -> None:
+        new = self.one("Failed", 1)
+        assert behind(self.one(*old), new, b.at(10))
+        new["recentRuns"][0]["reason"] = REASON_RESTORED
+        assert not behind(self.one(*old), new, b.at(10))
+        asked = {"phase": "Failed", "reason": REASON_RESTORED, "attempt": 1}
+        assert not manual.behind({"phase": "Running", "reason": "Adopted", "attempt": 2}, asked)
+        assert manual.behind({"phase": "Running", "reason": "Adopted", "attempt": 2}, {**asked, "reason": "Error"})
 
     def test_a_run_that_newer_ones_pushed_out(self) -> None:
         new = self.one("Running", start=30, key="2026-07-20T04:00:00Z")

@@ -15,7 +15,7 @@ from leasedjob.controller.facts import parse_time
 from leasedjob.controller.model import ManualRun, Policy
 from leasedjob.errors import InvalidJobIdentityOptionsError
 from leasedjob.identity import JobSchedulerType, RunIdentity, run_key_for
-from leasedjob.lease.rows import REASON_CANCELLED, JobSchedulerStatus, Run
+from leasedjob.lease.rows import REASON_CANCELLED, REASON_RESTORED, JobSchedulerStatus, Run
 
 Json = Mapping[str, Any]
 FINAL: Final = frozenset({"Succeeded", "Failed", "Cancelled", "Refused"})
@@ -129,7 +129,10 @@ def requests(code: str, bodies: Iterable[Json], policy: Policy | None = None) ->
 
 
 def behind(old: Json, new: Json) -> bool:
-    """Whether `new` was computed from an older row than `old`: an earlier attempt, or before its adoption."""
+    """Whether `new` was computed from an older row than `old`: an earlier attempt, or before its adoption. A database
+    that was restored has really gone back, and says so."""
+    if new.get("reason") == REASON_RESTORED:
+        return False
     mine, theirs = int(new.get("attempt") or 0), int(old.get("attempt") or 0)
     not_yet = new.get("phase") == "Pending" and new.get("reason") != RequestReason.WAITING_FOR_RETRY
     return mine < theirs or (mine == theirs and not_yet and old.get("reason") == RequestReason.ADOPTED)

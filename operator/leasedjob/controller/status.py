@@ -36,7 +36,7 @@ from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.model import JobView, Policy
 from leasedjob.controller.outcome import REPORTED, reported_error, waiting_reason
 from leasedjob.identity import JobSchedulerType
-from leasedjob.lease.rows import REASON_AFTER_FAILURES, CodeState, JobSchedulerStatus, Run, Suspension
+from leasedjob.lease.rows import REASON_AFTER_FAILURES, REASON_RESTORED, CodeState, JobSchedulerStatus, Run, Suspension
 from leasedjob.lease.trust import Timing
 
 Json = Mapping[str, Any]
@@ -235,7 +235,8 @@ def behind(old: Json, new: Json, now: datetime) -> bool:
     for run in old.get("recentRuns") or []:
         other = mine.get(run.get("runKey"))
         if other is not None:
-            if _progress(run) > _progress(other):
+            # A database that was restored has really gone back, and says so.
+            if _progress(run) > _progress(other) and other.get("reason") != REASON_RESTORED:
                 return True
             continue
         began = parse_time(run.get("startTime"))
