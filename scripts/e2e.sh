@@ -32,6 +32,8 @@ if [ -n "${SOAK:-}" ]; then # `make soak`
     part -n 0 -m soak --timeout 3600 -rP
     exit "$code"
 fi
-part -n "$E2E_WORKERS" -m "not soak and not node"
+part -n "$E2E_WORKERS" -m "not soak and not node and not pair"
 part -n 0 -m "node and not soak" # these hit the node and the operator: one after the other, and beside nothing else
+[ -n "$was_up" ] || cluster down "$TEST_CLUSTER" > /dev/null
+part -n 0 -m "pair and not soak" # two clusters of their own
 exit "$code"

@@ -16,6 +16,7 @@ import pytest
 from kubernetes import client
 
 from leasedjob.lease.rows import Outcome
+from leasedjob.protocol import ANSWER_KEY, LABEL_REQUEST, REQUEST_CLUSTERS
 from tests.controller.control_plane import GROUP, Bench, Json, Kubelet, wait_until
 from tests.controller.proxy import ApiProxy, Request
 from tests.controller.test_backfill import DAILY, answer, backfill, node, ticks
@@ -179,6 +180,16 @@ def _whole_life(bench: Bench, host: str) -> None:
         lambda: bench.core.read_namespaced_secret("leasedjob-sidecar", bench.namespace).data["user"] != before,
         60,
     )
+    question = {
+        "metadata": {"name": "question", "labels": {LABEL_REQUEST: REQUEST_CLUSTERS}},
+        "data": {"action": "List"},
+    }
+    bench.core.create_namespaced_config_map(bench.namespace, question)
+    wait_until(
+        "a question about clusters is answered",
+        lambda: ANSWER_KEY in bench.core.read_namespaced_config_map("question", bench.namespace).data,
+        60,
+    )
     for job in ("job", "refused", "cancelled", "lost", "daily"):
         bench.delete(job)
     wait_until("they are forgotten", lambda: not bench.sql("SELECT 1 FROM leasedjob.job_registration"), 60)
@@ -198,11 +209,10 @@ def test_no_request_is_refused_and_no_right_is_without_use(
         "serviceAccount": {"create": False, "name": account.name}, "fullnameOverride": f"r{bench.namespace}",
     }  # fmt: skip
     objects = render(values, namespace=bench.namespace)
-    (role,) = _grant(bench, objects)
-    granted = rules(role)
+    granted = {rule for role in _grant(bench, objects) for rule in rules(role)}
     places = ("LEASEDJOB_DATABASE_DIR", "LEASEDJOB_HEALTH_PORT", "LEASEDJOB_METRICS_PORT")
     env = {k: v for k, v in operator_env(objects).items() if k not in places}
-    env = {"LEASEDJOB_CLUSTER": "", "LEASEDJOB_NAMESPACES": "", **env, **QUICK}
+    env = {"LEASEDJOB_CLUSTER": "", "LEASEDJOB_NAMESPACES": "", "POD_NAMESPACE": bench.namespace, **env, **QUICK}
     with ApiProxy(bench.plane) as proxy:
         operators = [bench.operator(f"op-{n}", **account.environment(proxy, **env)) for n in range(2)]
         _whole_life(bench, monitor.host)
@@ -214,7 +224,8 @@ def test_no_request_is_refused_and_no_right_is_without_use(
     assert beyond == set()
     assert _unused(granted, needed) == set(UNUSED)
     if mine:
-        assert {a.namespace for a in needed} == {bench.namespace}
+        # A namespace itself counts as being in it.
+        assert {a.name if a.resource == "namespaces" else a.namespace for a in needed} == {bench.namespace}
 
 
 def _unused(granted: Iterable[tuple[str, str, str, tuple[str, ...]]], needed: set[Asked]) -> set[Any]:

@@ -177,8 +177,13 @@ def release(cluster: Cluster, cache: Cache, helm: Helm, cluster_kubectl: Kubectl
 
 
 @pytest.fixture(scope="session", autouse=True)
-def environment(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
-    """KUBECONFIG and KUBECTL for programs that a test starts by itself; the release is there before any test."""
+def environment(request: pytest.FixtureRequest) -> Iterator[None]:
+    """KUBECONFIG and KUBECTL for programs that a test starts by itself; the release is there before any test. Tests
+    that bring up a pair of clusters have nothing to do with this one."""
+    if all(item.get_closest_marker("pair") for item in request.session.items):
+        yield
+        return
+    cluster: Cluster = request.getfixturevalue("cluster")
     request.getfixturevalue("release")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
