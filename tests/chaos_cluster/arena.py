@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import psycopg
 
 from tests.chaos_cluster import holders, plan, sites, tether
 from tests.chaos_cluster.database import DBNAME, OWNER, OWNER_PASSWORD, NotNowError, Replicated
@@ -32,7 +35,7 @@ HOLDERS: Final = 160
 CODES: Final = 80
 PROCESSES: Final = 8
 DOORS: Final = 5  # of the database: the clusters', and four of the holders
-SETTLE_SECONDS: Final = 300.0  # within which everything has to be decided and ended, once all is healed
+STUCK_SECONDS: Final = 240.0  # without any step forward, once all is healed: something is stuck
 MINUTE: Final = 60
 
 
@@ -268,26 +271,40 @@ class _Run:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _settle(self, installed: Sequence[Site], database: Replicated, holding: Holding) -> float | None:
-        """Until every tick up to now is decided and nothing is open; the last of those ticks, or None if it takes too
-        long."""
+        """Until every tick up to now is decided and nothing is open; the last of those ticks, or None if nothing went
+        forward any more before that. However slow the machine is, it isn't hurried."""
         for site in installed:  # one that waits longer and longer before its next start is started anew
             with contextlib.suppress(OSError):
                 for pod in site.operators():
                     if sites.backing_off(pod):
                         site.system.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
-        deadline = time.monotonic() + SETTLE_SECONDS
         self._last = int(time.time() // MINUTE) * MINUTE
         (self._work / "last").write_text(str(self._last))
         codes = {job.code: job for job in self._jobs}
 
-        def decided() -> bool:
+        seen, since = list[Any](), time.monotonic()
+
+        def undecided() -> list[tuple[str, float]]:
             marks = database.watermarks()
-            return all(marks.get(code, 0) >= self._latest_tick(job) for code, job in codes.items())
+            return [(c, marks.get(c, 0.0)) for c, job in codes.items() if marks.get(c, 0.0) < self._latest_tick(job)]
+
+        def forward() -> bool:
+            """Whether the last step is no longer ago, of those ticks alone: others go on coming."""
+            nonlocal seen, since
+            last = f"{datetime.fromtimestamp(self._last, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            with contextlib.suppress(psycopg.Error):
+                runs = [(run["code"], run["run_key"], run["status"], run["attempt"]) for run in database.open_runs()]
+                if (now := [undecided(), [run for run in runs if run[1] <= last]]) != seen:
+                    seen, since = now, time.monotonic()
+            return time.monotonic() - since < STUCK_SECONDS
 
         def within(probe: Callable[[], bool]) -> bool:
-            return wait_for(probe, seconds=max(1.0, deadline - time.monotonic()))
+            while not wait_for(probe, seconds=5):
+                if not forward():
+                    return False
+            return True
 
-        complete = within(decided)
+        complete = within(lambda: not undecided())
         patch = json.dumps({"spec": {"suspend": True}})
         for site in installed:
             suspend = ("patch", "leasedjobs", *(job.name for job in self._jobs), "--type=merge", "-p", patch)
@@ -295,7 +312,7 @@ class _Run:
         complete &= within(lambda: not database.open_runs())
         complete &= within(lambda: all(process.poll() == 0 for process in self._processes))
         # Whoever is still there and should not be is heard of.
-        wait_for(lambda: not any(site.all_pods() for site in installed), seconds=30)
+        wait_for(lambda: not any(site.pods() for site in installed), seconds=30)
         return float(self._last) if complete else None
 
     def _latest_tick(self, job: Real) -> int:
