@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -277,7 +276,7 @@ class _Run:
             with contextlib.suppress(OSError):
                 for pod in site.operators():
                     if sites.backing_off(pod):
-                        site.system.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
+                        site.delete(pod)
         self._last = int(time.time() // MINUTE) * MINUTE
         (self._work / "last").write_text(str(self._last))
         codes = {job.code: job for job in self._jobs}
@@ -305,10 +304,8 @@ class _Run:
             return True
 
         complete = within(lambda: not undecided())
-        patch = json.dumps({"spec": {"suspend": True}})
         for site in installed:
-            suspend = ("patch", "leasedjobs", *(job.name for job in self._jobs), "--type=merge", "-p", patch)
-            within(partial(_succeeds, site, suspend))
+            within(site.suspend)
         complete &= within(lambda: not database.open_runs())
         complete &= within(lambda: all(process.poll() == 0 for process in self._processes))
         # Whoever is still there and should not be is heard of.
@@ -340,7 +337,3 @@ def _waiting(site: Site) -> list[str]:
         for job in site.jobs()
         if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions(job))
     ]
-
-
-def _succeeds(site: Site, words: Sequence[str]) -> bool:
-    return site.kubectl.run(*words).returncode == 0

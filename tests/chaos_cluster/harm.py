@@ -129,7 +129,7 @@ class Harm:
     @contextlib.contextmanager
     def _pod_delete(self, fault: Fault) -> Iterator[str]:
         site, pod, _ = self._pod(fault)
-        site.kubectl.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
+        site.delete(pod)
         yield name_of(site, pod)
 
     @contextlib.contextmanager

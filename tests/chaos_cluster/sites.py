@@ -26,6 +26,7 @@ SYSTEM: Final = "leasedjob-system"
 RELEASE: Final = "leasedjob"
 SECRET: Final = "leasedjob-database"
 OPERATORS: Final = "app.kubernetes.io%2Fcomponent%3Doperator"
+JOBS: Final = f"/apis/leasedjob.io/v1alpha1/namespaces/{NAMESPACE}/leasedjobs"
 FRESH_SECONDS: Final = 1.0
 T = TypeVar("T")
 
@@ -55,20 +56,33 @@ class Api:
             self._seen[path] = time.monotonic(), found
             return found
 
+    def patch(self, path: str, change: Json) -> None:
+        """A merge patch of an object."""
+        with self._lock:
+            self._ask("PATCH", path, json.dumps(change), {"Content-Type": "application/merge-patch+json"})
+
+    def delete(self, path: str) -> None:
+        with self._lock:
+            self._ask("DELETE", path)
+
     def _list(self, path: str) -> list[Json]:
+        found: list[Json] = self._ask("GET", path)["items"]
+        return found
+
+    def _ask(self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None) -> Json:
         if self._connection is None:
             self._connection = http.client.HTTPSConnection(self._host, 6443, timeout=10, context=self._tls)
         try:
-            self._connection.request("GET", path, headers={"Accept": "application/json"})
+            self._connection.request(method, path, body, {"Accept": "application/json", **(headers or {})})
             answer = self._connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             self._connection = None
-            raise OSError(f"{path}: {error}") from error
-        if answer.status != 200:
-            raise OSError(f"{path}: {answer.status} {content[:200]!r}")
-        found: list[Json] = json.loads(content)["items"]
+            raise OSError(f"{method} {path}: {error}") from error
+        if answer.status not in (200, 201, 202):
+            raise OSError(f"{method} {path}: {answer.status} {content[:200]!r}")
+        found: Json = json.loads(content)
         return found
 
 
@@ -95,7 +109,19 @@ class Site:
         return [pod for pod in _staying(self.all_pods()) if running(pod, "main")]
 
     def jobs(self) -> list[Json]:
-        return self.api.items(f"/apis/leasedjob.io/v1alpha1/namespaces/{NAMESPACE}/leasedjobs")
+        return self.api.items(JOBS)
+
+    def suspend(self) -> bool:
+        """All jobs; True when they are."""
+        for job in self.jobs():
+            if not job["spec"].get("suspend"):
+                self.api.patch(f"{JOBS}/{job['metadata']['name']}", {"spec": {"suspend": True}})
+        return True
+
+    def delete(self, pod: Json) -> None:
+        """With its grace period."""
+        meta = pod["metadata"]
+        self.api.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
 
 
 def _staying(pods: Sequence[Json]) -> list[Json]:
