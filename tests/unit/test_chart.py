@@ -32,6 +32,7 @@ import leasedjob
 from leasedjob import protocol
 from leasedjob.api.v1alpha1 import LeasedJob
 from leasedjob.controller.settings import Settings
+from leasedjob.lease.tenants import SIDECAR_FUNCTIONS
 
 # --- whatever the values are ------------------------------------------------------------------------------------------
 
@@ -187,6 +188,30 @@ def test_the_ledger_is_kept_for_ninety_days_unless_it_is_asked_otherwise(render:
 def test_the_chart_and_the_package_have_one_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert about["appVersion"] == about["version"] == leasedjob.__version__
+
+
+def test_no_template_looks_into_the_cluster_or_rolls_dice() -> None:
+    """What `lookup` finds differs from account to account, and what is generated differs each time."""
+    for template in (CHART / "templates").rglob("*"):
+        if template.is_file():
+            code = " ".join(re.findall(r"\{\{(.*?)\}\}", template.read_text(), flags=re.DOTALL))
+            found = re.findall(r"\b(lookup|rand\w+|gen[A-Z]\w+|now|uuidv4|htpasswd|bcrypt|derivePassword)\b", code)
+            assert found == [], template.name
+
+
+def test_definitions_are_upgraded_with_the_chart() -> None:
+    """helm never touches again what is in crds/."""
+    assert not (CHART / "crds").exists()
+    repository = {p.name for p in (REPOSITORY / "crds").glob("*.yaml")}
+    assert {p.name for p in (CHART / "templates" / "crds").glob("*.yaml")} >= {
+        name.rpartition("_")[2] for name in repository
+    }
+
+
+def test_the_readme_gives_a_namespaces_role_what_its_sidecars_call() -> None:
+    text = re.sub(r"\s+", " ", (CHART / "README.md").read_text())
+    granted = text.partition("GRANT EXECUTE ON FUNCTION ")[2].partition(" TO team_a;")[0]
+    assert granted == ", ".join(f"leasedjob.{function}" for function in SIDECAR_FUNCTIONS)
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
