@@ -400,6 +400,15 @@ def night(stage: Scene) -> None:
                 continue
             stage.run(code, tick, cluster=cluster, took=took * (0.8 + (number * 37 % 10) / 25), waited=2 + number % 4)
 
+    for cluster, seen, cordoned in ((HERE, 1, False), (THERE, 2, False), (FAR, 4, True)):
+        stage.sql(
+            "INSERT INTO leasedjob.cluster (name, uid, release, version, first_seen_at, last_seen_at, cordoned_at,"
+            " cordoned_by, cordon_reason) VALUES (%s, %s, 'leasedjob-system/leasedjob', '0.1.0', %s, %s, %s, %s, %s)",
+            cluster, cluster, stage.ago(days=40), stage.ago(seconds=seen), stage.ago(minutes=50) if cordoned else None,
+            "ops/cordon-us-east" if cordoned else "",
+            "the network provider works there until 06:00" if cordoned else "",
+        )  # fmt: skip
+
     # what goes wrong
     code = stage.job("billing", "settle-payments", "*/30 * * * *", clusters=everywhere, backoffLimit=2)
     _, failed, *before = stage.ticks(code, "*/30 * * * *", "Etc/UTC", 10)

@@ -188,6 +188,10 @@ def test_what_did_not_run_has_its_why(stage: Scene, tab: Tab) -> None:
 def test_clusters(stage: Scene, tab: Tab) -> None:
     tab.open(f"{stage.url}/clusters")
     assert [row.split()[0] for row in tab.texts("#clusters tbody tr")] == sorted([HERE, THERE, FAR])
+    (cordoned,) = [row for row in tab.texts("#clusters tbody tr") if "Cordoned" in row]
+    assert cordoned.startswith(FAR)
+    assert "by ops/cordon-us-east: the network provider works there until 06:00" in cordoned
+    assert tab.text(".notice") == "1 of 3 start nothing new."
 
 
 # --- how it looks, and for whom ---------------------------------------------------------------------------------------

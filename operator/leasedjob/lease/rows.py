@@ -373,15 +373,6 @@ class CodeState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSummary:
-    """A cluster as the database knows it: how many LeasedJobs it has registered, and how many of them are suspended."""
-
-    cluster: str
-    jobs: int
-    suspended: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredBy:
     """One cluster's object that stands for a code."""
 

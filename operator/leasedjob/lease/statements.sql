@@ -195,11 +195,6 @@ SELECT s.*
  ORDER BY s.changed_at DESC, s.id
  LIMIT %(limit)s;
 
--- name: clusters
--- Which clusters have registered LeasedJobs, and how many.
-SELECT g.cluster, count(*) AS jobs, count(*) FILTER (WHERE g.suspended) AS suspended
-  FROM leasedjob.job_registration g GROUP BY g.cluster ORDER BY g.cluster;
-
 -- name: greet_cluster
 -- An operator says who it is, and is told whether its name is its own and whether it is cordoned.
 SELECT * FROM leasedjob.greet_cluster(%(cluster)s, %(uid)s, %(release)s, %(version)s, %(by_values)s, %(new)s, %(take_over)s);

@@ -38,7 +38,6 @@ from leasedjob.lease.rows import (
     ClaimRequest,
     ClaimResult,
     ClaimVerdict,
-    ClusterSummary,
     CodeState,
     JobSchedulerStatus,
     LedgerEntry,
@@ -521,10 +520,6 @@ class OperatorStore:
         """Rows of all clusters with `changed_at` >= since, the latest change first; `cluster` only decides
         `held_here`."""
         return [_run(row, cluster) for row in await self._rows("runs_since", since=since, limit=limit)]
-
-    async def clusters(self) -> list[ClusterSummary]:
-        """The clusters that have registered LeasedJobs, by name."""
-        return [ClusterSummary(**row) for row in await self._rows("clusters")]
 
     async def registered_by(self, code: str) -> list[RegisteredBy]:
         """Which clusters have registered the code, by name."""

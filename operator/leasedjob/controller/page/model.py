@@ -18,7 +18,8 @@ from leasedjob.controller.facts import PodFacts
 from leasedjob.controller.gauges import JobState
 from leasedjob.controller.model import Policy
 from leasedjob.controller.status import run_status
-from leasedjob.lease.rows import AuditLine, ClusterSummary, CodeState, JobSchedulerStatus, RegisteredBy, Run
+from leasedjob.lease.clusters import KnownCluster
+from leasedjob.lease.rows import AuditLine, CodeState, JobSchedulerStatus, RegisteredBy, Run
 
 LATE_AFTER: Final = timedelta(seconds=60)  # a tick that nobody has decided for so long is worth a word
 Json = Mapping[str, Any]
@@ -266,7 +267,7 @@ class Leases:
 
     held: tuple[Run, ...]
     total: int
-    clusters: tuple[ClusterSummary, ...]
+    clusters: tuple[KnownCluster, ...]
 
 
 @dataclass(frozen=True, slots=True)

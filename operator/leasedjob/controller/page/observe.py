@@ -163,7 +163,7 @@ class Observer:
     async def _ask_leases(self) -> Leases:
         store, cluster = self._engine.store, self._engine.settings.cluster
         held, total = await store.held_leases(cluster, limit=LEASES)
-        return Leases(tuple(held), total, tuple(await store.clusters()))
+        return Leases(tuple(held), total, tuple(await store.known_clusters()))
 
     async def runs(self, window: Window) -> tuple[list[Run], bool] | None:
         """Runs of all clusters that changed in the window, and those that are held; whether there are more."""

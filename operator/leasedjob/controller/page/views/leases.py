@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from leasedjob.controller.page.markup import Child, Html, el, join, path
-from leasedjob.controller.page.model import (
-    Leases,
-)
+from leasedjob.controller.page.model import Leases
 from leasedjob.controller.page.query import cut
 from leasedjob.controller.page.views.frame import Shown, frame
 from leasedjob.controller.page.views.parts import (
     LIBRARY,
-    badge_text,
     cell,
     choice,
     counted,
@@ -27,8 +24,11 @@ from leasedjob.controller.page.views.parts import (
     table,
     where,
 )
-from leasedjob.controller.page.words import left, when
+from leasedjob.controller.page.words import NONE, left, when
+from leasedjob.lease.clusters import KnownCluster
 from leasedjob.lease.rows import Run
+
+SILENT_AFTER: Final = timedelta(minutes=2)  # an operator says every few seconds that it is there
 
 
 def draw(shown: Shown, found: Leases | None) -> str:
@@ -73,7 +73,7 @@ def _held_sentence(total: int) -> str:
 
 
 def _cluster_choice(shown: Shown, found: Leases | None) -> Html:
-    names = sorted({c.cluster for c in found.clusters} | {r.cluster for r in found.held if r.cluster}) if found else []
+    names = sorted({c.name for c in found.clusters} | {r.cluster for r in found.held if r.cluster}) if found else []
     chosen = shown.query.cluster
     known = names if chosen in ("", *names) else [chosen, *names]
     return field("cluster", "Cluster", choice("cluster", [("", "all"), *((n, n) for n in known)], chosen))
@@ -111,42 +111,54 @@ def _gauge(run: Run, now: datetime) -> Html:
     )
 
 
-def clusters(shown: Shown, found: Leases | None, cordons: Iterable[tuple[str, str, datetime | None]] = ()) -> str:
-    """The clusters that share this database.
-
-    Args:
-        cordons: cluster, why, and since when, of those that start nothing.
-    """
-    cordoned = {name: (reason, since) for name, reason, since in cordons}
-    held: dict[str, int] = {}
-    for run in found.held if found else ():
-        held[run.cluster] = held.get(run.cluster, 0) + 1
-    known = {c.cluster: c for c in found.clusters} if found else {}
-    names = sorted((known.keys() | held.keys() | cordoned.keys() | {shown.snapshot.cluster}) - {""})
-    rows = []
-    for name in names:
-        summary = known.get(name)
-        mine = " this one" if name == shown.snapshot.cluster else ""
-        state: Child = "Active"
-        if name in cordoned:
-            reason, since = cordoned[name]
-            state = join(badge_text("Cordoned", "late"), " ", el("span", reason, class_="why"), when(since, shown.now))
-        rows.append(
-            row(
-                cell("Cluster", el("code", name), el("span", mine, class_="sub"), head=True),
-                cell("State", state),
-                cell("Jobs", f"{summary.jobs:,}" if summary else "0"),
-                cell("Suspended", f"{summary.suspended:,}" if summary else "0"),
-                cell("Leases held", el("a", f"{held.get(name, 0):,}", href=path("leases", cluster=name))),
-                key=f"cluster-{name}",
-            )
-        )  # fmt: skip
+def clusters(shown: Shown, found: Leases | None) -> str:
+    """The clusters that share this database."""
+    known = found.clusters if found else ()
+    library = sum(not run.cluster for run in found.held) if found else 0
+    cordoned = sum(cluster.cordoned for cluster in known)
     main = join(
         el("h1", "Clusters"),
-        el("p", "Clusters whose operators share this database. Jobs of the same namespace and name share their runs.",
-           class_="lead"),
-        table("Clusters", ["Cluster", "State", "Jobs", "Suspended", "Leases held"], rows, key="clusters",
-              empty="The database has not said."),
-        el("p", f"{held['']:,} more are held by the lease library alone.") if held.get("") else None,
-    )  # fmt: skip
+        el(
+            "p",
+            "Clusters whose operators share this database. Jobs of the same namespace and name share their runs.",
+            class_="lead",
+        ),
+        el("p", f"{cordoned} of {len(known)} start nothing new.", class_="notice") if cordoned else None,
+        table(
+            "Clusters",
+            ["Cluster", "State", "Last seen", "Version", "Jobs", "Runs held"],
+            [_cluster_row(cluster, shown) for cluster in known],
+            key="clusters",
+            empty="No cluster is known yet." if found else "The database has not said.",
+        ),
+        el("p", f"{library:,} more leases are held by the lease library alone.") if library else None,
+    )
     return frame("Clusters", main, shown=shown, here="clusters")
+
+
+def _cluster_row(cluster: KnownCluster, shown: Shown) -> Html:
+    mine = " this one" if cluster.name == shown.snapshot.cluster else ""
+    return row(
+        cell("Cluster", el("code", cluster.name), el("span", mine, class_="sub"), head=True),
+        cell("State", _standing(cluster, shown)),
+        cell("Last seen", when(cluster.last_seen_at, shown.now)),
+        cell("Version", cluster.version or NONE, " ", el("span", cluster.release, class_="sub")),
+        cell("Jobs", f"{cluster.jobs:,}"),
+        cell("Runs held", el("a", f"{cluster.runs:,}", href=path("leases", cluster=cluster.name))),
+        key=f"cluster-{cluster.name}",
+        class_="attention" if cluster.cordoned else None,
+    )
+
+
+def _standing(cluster: KnownCluster, shown: Shown) -> Child:
+    """Whether it takes new runs, as far as is known."""
+    if not cluster.cordoned:
+        seen = cluster.last_seen_at
+        silent = seen is not None and shown.now - seen > SILENT_AFTER
+        return el("span", "Silent", class_="badge late") if silent else "Active"
+    who = f"by {cluster.cordoned_by}" if cluster.cordoned_by else "by its release's values" if cluster.by_values else ""
+    return join(
+        el("span", "Cordoned", class_="badge late"),
+        el("span", ": ".join(part for part in (who, cluster.cordon_reason) if part), class_="why"),
+        when(cluster.cordoned_at, shown.now) if cluster.cordoned_at else None,
+    )

@@ -217,10 +217,6 @@ def where(run: Run, shown: Shown) -> Child:
     return join(el("span", run.identity.code, class_="name"), " ", el("span", elsewhere, class_="sub"))
 
 
-def badge_text(words: str, kind: str) -> Html:
-    return el("span", words, class_=f"badge {kind}")
-
-
 def short_reason(row_: Row) -> str:
     """Why a job needs attention, in a line; "" where it doesn't."""
     job, seen = row_.job, row_.job.seen

@@ -39,6 +39,7 @@ _BARS: Final = {
     lanes.Kind.RETRYING: "waiting for the next attempt",
     lanes.Kind.LOST: "lease ran out",
 }
+FAILED: Final = (lanes.Kind.BAD, lanes.Kind.LOST)
 TRACKS_SHOWN: Final = 50
 RUNS_LISTED: Final = 100
 _LEVEL: Final = 14  # pixels from one bar to the one below
@@ -126,8 +127,9 @@ def _listed(runs: Sequence[Run], shown: Shown) -> Html:
 
 def _legend() -> Html:
     def sample(kind: str, words: str) -> Html:
+        end = el("line", x1=19, x2=19, y1=0, y2=12, class_="end") if kind in FAILED else None
         drawn = el("rect", x=1, y=2, width=18, height=8, rx=2, class_=f"run {kind}")
-        return el("li", el("svg", drawn, width=20, height=12, aria_hidden="true"), words)
+        return el("li", el("svg", drawn, end, width=20, height=12, aria_hidden="true"), words)
 
     kinds = [sample(str(kind), words) for kind, words in _BARS.items()]
     return el(
@@ -181,7 +183,7 @@ def _grid(on: lanes.Axis, height: int) -> list[Html]:
 def _lane(lane: lanes.Lane, track: lanes.Track, on: lanes.Axis, shown: Shown) -> Html:
     height = lane.levels * _LEVEL + 2
     where = lane.cluster or LIBRARY
-    bad = sum(bar.kind in (lanes.Kind.BAD, lanes.Kind.LOST) for bar in lane.bars)
+    bad = sum(bar.kind in FAILED for bar in lane.bars)
     label = f"{track.code} in {where}: {len(lane.bars)} runs" + (f", {bad} of them failed" if bad else "")
     drawn = [part for bar in lane.bars for part in _bar(bar, shown)]
     return el(
@@ -212,6 +214,9 @@ def _bar(bar: lanes.Bar, shown: Shown) -> Iterable[Html]:
         waited = bar.begin
     yield el("rect", tip, x=f"{waited}%", y=top, width=f"{max(bar.end - waited, lanes.LEAST):.2f}%", height=height,
              rx=2, class_=f"run {bar.kind}")  # fmt: skip
+    if bar.kind in FAILED:  # a shape of its own, not only a colour
+        at = f"{bar.end}%"
+        yield el("line", x1=at, x2=at, y1=top - 2, y2=top + height + 2, class_="end")
 
 
 def _marks(track: lanes.Track, on: lanes.Axis) -> Html:
