@@ -17,6 +17,8 @@ TEST_CLUSTER ?= test$(addprefix -,$(subst .,,$(KUBERNETES)))
 # These tests wait more than they compute: more of them at a time than cores.
 WORKERS ?= 3
 E2E_WORKERS ?= 4
+MINUTES ?= 20
+SEED ?=
 
 # A kubeconfig counts only when it is named for this call: the one of the environment may be anybody's cluster.
 ifeq ($(origin KUBECONFIG),command line)
@@ -61,7 +63,7 @@ demo-down: $(VENV) ## Remove everything that make demo made
 	@$(BIN)/python -m tests.cluster.demo down
 
 # --- checks --------------------------------------------------------------------------------------------------------------
-.PHONY: test lint verify generate unit integration e2e bench soak
+.PHONY: test lint verify generate unit integration e2e bench chaos soak
 test: lint verify ## All checks: what CI runs
 	@scripts/test.sh
 
@@ -115,6 +117,9 @@ e2e: $(VENV) ## Tests on a real cluster, which is brought up if none is
 bench: $(VENV) ## Measure beside peers, some minutes; BENCH="lease claim" names what
 	@$(BIN)/python -c 'import croniter, cronsim' 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
 	@$(BIN)/python -m bench $(BENCH)
+
+chaos: $(VENV) ## Two real clusters, holders, faults at random, a verdict; MINUTES=20 SEED=n
+	@$(BIN)/python -u -m tests.chaos_cluster run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --results bench/results
 
 soak: $(VENV) ## The long variants of the tests: hours; what they measure is printed
 	@code=0; export SOAK=yes BIN=$(BIN) PYTEST="$(PYTEST)"; \
