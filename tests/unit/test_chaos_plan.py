@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from tests.chaos_cluster.arena import CODES, HOLDERS, PROCESSES
+from tests.chaos_cluster.holders import Holding
 from tests.chaos_cluster.manifests import Kind, manifest
 from tests.chaos_cluster.plan import KINDS, QUIET, faults, jobs
 
@@ -35,6 +38,22 @@ def test_jobs_are_spread_over_what_there_is() -> None:
     assert {job.policy for job in found} == {"Forbid", "Replace", "Allow"}
     assert {job.kind for job in found} == set(Kind)
     assert {job.every for job in found} == {1, 2, 5}
+
+
+def test_holders_of_one_code_share_neither_process_nor_way_to_the_database(tmp_path: Path) -> None:
+    holding = Holding(
+        dsns=["1", "2", "3", "4"], recorder=("127.0.0.1", 1), first=0, processes=PROCESSES, holders=HOLDERS, codes=CODES,
+        lease=15.0, heartbeat=3.0, work=25.0, failing=0.1, seed=7,
+    )  # fmt: skip
+    holding.save(tmp_path)
+    assert Holding.load(tmp_path) == holding
+    of: dict[str, set[int]] = {}
+    for holder in range(HOLDERS):
+        of.setdefault(holding.code(holder), set()).add(holding.process(holder))
+    assert len(of) == CODES
+    for processes in of.values():
+        assert len(processes) == HOLDERS // CODES > 1
+        assert len({process % len(holding.dsns) for process in processes}) > 1
 
 
 @pytest.mark.parametrize("seed", range(5))
