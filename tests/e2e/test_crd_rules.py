@@ -288,7 +288,7 @@ def test_what_kubectl_get_shows(kubectl: Kubectl) -> None:
     kubectl.ok("patch", "lj", "shown", "--subresource=status", "--type=merge", "-p", patch)
     stored, lines = shown(kubectl, "leasedjobs", "shown", "-o", "wide")
     columns = ["NAME", "SCHEDULE", "TIME ZONE", "SUSPEND", "READY", "ACTIVE", "LAST SCHEDULE", "LAST RESULT", "AGE"]
-    wide = ["NEXT", "REASON", "HOLDER", "CODE"]
+    wide = ["NEXT", "REASON", "HOLDER", "ATTEMPT", "CODE"]
     places = [lines[0].index(name) for name in (*columns, *wide)]
     row = [lines[1][start:end].strip() for start, end in zip(places, [*places[1:], None], strict=True)]
     age = row.pop(columns.index("AGE"))
@@ -307,6 +307,7 @@ def test_what_kubectl_get_shows(kubectl: Kubectl) -> None:
         seen.get("nextScheduleTime", ""),
         ready["reason"],
         seen.get("holder", ""),
+        str((seen.get("recentRuns") or [{}])[0].get("attempt", "")),
         seen["code"],
     ]
     assert re.split(r" {2,}", kubectl.ok("get", "lj", "shown").splitlines()[0].strip()) == columns

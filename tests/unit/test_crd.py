@@ -160,7 +160,7 @@ def test_names_and_columns() -> None:
         "Last Result",
         "Age",
     ]
-    assert [c["name"] for c in columns if c.get("priority")] == ["Next", "Reason", "Holder", "Code"]
+    assert [c["name"] for c in columns if c.get("priority")] == ["Next", "Reason", "Holder", "Attempt", "Code"]
     assert next(c for c in columns if c["name"] == "Next")["type"] == "string", "a date column can't print the future"
 
 
@@ -176,7 +176,7 @@ def test_columns_show_declared_fields(kind: crd.Kind) -> None:
             assert column.path == ".spec['schedule','schedules']"
             assert {"schedule", "schedules"} <= set(at(schema, "spec")["properties"])
         elif not column.path.startswith(".metadata"):
-            node = at(schema, column.path.removeprefix("."))
+            node = at(schema, column.path.removeprefix(".").replace("[0]", ".[]"))
             assert column.type == {"date": "string"}.get(column.type, node["type"]) or node.get("format") == "date-time"
 
 

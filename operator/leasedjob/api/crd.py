@@ -127,9 +127,7 @@ KINDS: Final = (
             Column("Time Zone", ".spec.timeZone"),
             Column("Suspend", ".spec.suspend", "boolean"),
             Column("Ready", READY.format("status"), description="Whether the object is accepted and scheduled."),
-            Column(
-                "Active", ".status.activeCount", "integer", description="Runs that are active now, in this cluster."
-            ),
+            Column("Active", ".status.activeCount", "integer", description="Runs that are held now, in any cluster."),
             Column("Last Schedule", ".status.lastScheduleTime", "date"),
             Column("Last Result", ".status.lastResult"),
             _AGE,
@@ -137,6 +135,13 @@ KINDS: Final = (
             Column("Next", ".status.nextScheduleTime", priority=1),
             Column("Reason", READY.format("reason"), priority=1, description="Why it is Ready, or isn't."),
             Column("Holder", ".status.holder", priority=1),
+            Column(
+                "Attempt",
+                ".status.recentRuns[0].attempt",
+                "integer",
+                priority=1,
+                description="Of the run that Last Result and Holder are about.",
+            ),
             Column("Code", ".status.code", priority=1),
         ),
     ),

@@ -56,6 +56,7 @@ def columns(now: datetime, with_namespace: bool) -> list[Column]:
         Column("LAST RESULT", last_result, coloured=True),
         Column("AGE", lambda job: ago(job["metadata"].get("creationTimestamp"), now)),
         Column("HOLDER", lambda job: _status(job).get("holder", ""), wide=True),
+        Column("ATTEMPT", lambda job: str((_status(job).get("recentRuns") or [{}])[0].get("attempt") or ""), wide=True),
         Column("CODE", lambda job: _status(job).get("code", ""), wide=True),
     ]
 
