@@ -23,6 +23,7 @@ def files() -> dict[str, str]:
         "docs/reference/errors.md": errors.page(),
         "docs/reference/exit-codes.md": codes.page(),
         "docs/reference/failover.md": failover.page(),
+        "docs/reference/values.md": chart.page(),
         "docs/reference/python.md": python.page(),
     }
 

@@ -1,4 +1,4 @@
-"""The chart's values.schema.json and the table of values in its README, from values.yaml and its comments.
+"""The chart's values.schema.json, the table of values in its README and docs/reference/values.md, from values.yaml.
 
 `# -- text` above a key describes it; `# @schema` says what it may be: the name of a type in chart_types.yaml, or words
 of JSON Schema. What has neither has its default's type; a map with keys of its own is closed.
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from docsite.table import table
+from docsite.table import notice, table
 
 CHART = Path(__file__).parents[1] / "charts" / "leasedjob"
 TYPES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("chart_types.yaml").read_text(encoding="utf-8"))
@@ -133,6 +133,16 @@ def _tables() -> Iterator[str]:
         sections.setdefault(value.section, []).append((f"`{value.path}`", default, value.text))
     for title, rows in sections.items():
         yield f"### {title}\n\n{table(('value', 'default', ''), rows)}"
+
+
+def page() -> str:
+    """docs/reference/values.md."""
+    head = (
+        f"{notice('charts/leasedjob/values.yaml')}# Values of the chart\n\nWhat is not listed here is refused by name. "
+        "Each image has `registry`, `repository`, `tag` (empty: the chart's version), `digest` (takes precedence over the "
+        "tag) and `pullPolicy`.\n\n"
+    )
+    return head + "\n".join(text.replace("### ", "## ", 1) for text in _tables())
 
 
 def readme() -> str:
