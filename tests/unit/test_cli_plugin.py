@@ -541,7 +541,7 @@ def test_every_verb_that_takes_a_leasedjob_completes_its_name(api: FakeApi, kube
         if any(p.name in ("name", "names") for p in command.params if isinstance(p, click.Argument)):
             verbs.append(verb)
             assert completed(kubeconfig, verb, "h") == ["hello", ":4"], verb
-    assert len(verbs) == 12
+    assert len(verbs) == 13
 
 
 def test_completion_of_run_keys_and_cronjobs(api: FakeApi, kubeconfig: Path) -> None:
