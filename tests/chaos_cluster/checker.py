@@ -21,6 +21,9 @@ from tests.chaos_cluster.records import Change, Done, Evidence, Job, Line, Range
 MINUTE: Final = 60
 RATE_ERROR: Final = 0.02  # of a clock
 KUBELET_BACK_SECONDS: Final = 15.0  # after which a kubelet that came back looks at its Pods again
+HEALED_SECONDS: Final = (
+    60.0  # and the fence's budget: for so long after a fault it still excuses what it has left behind
+)
 ROUND: Final = 1.0  # seconds by which two instants of one clock are taken for the same
 # Faults that are outside what G2 promises: to the workload's node, to its whole Pod, to the process that the holder is.
 NODE_FAULTS: Final = frozenset({"kubelet-kill", "kubelet-freeze", "node-freeze"})
@@ -383,24 +386,29 @@ def _judge_overlaps(
                 f"token {old.token} ({old.first.pod}, {_clock(old.start)} to {_clock(old.alive)}) beside token "
                 f"{new.token} ({new.first.pod}, {_clock(new.start)} to {_clock(new.alive)})"
             )
-            _blame(verdict, Broken.OVERLAP, old.first.key, text, job, changes, old, both, faults)
+            end = min(old.alive, new.alive)
+            _blame(verdict, Broken.OVERLAP, old.first.key, text, job, changes, old, (both, end), faults)
 
 
 def _blame(
     verdict: Verdict, broken: Broken, key: str, text: str, job: Job, changes: Sequence[Change],
-    old: Workload, at: float, faults: Sequence[Done],
+    old: Workload, span: tuple[float, float], faults: Sequence[Done],
 ) -> None:  # fmt: skip
     """A violation, unless something was done to the old one that G2 doesn't cover."""
-    fault = outside(job, changes, old, at, faults)
+    fault = outside(job, changes, old, span, faults)
     if fault is None:
         verdict.say(broken, key, text)
     else:
         verdict.excused.append(Excused(key, f"{broken}: {text}", fault.number, fault.kind))
 
 
-def outside(job: Job, changes: Sequence[Change], old: Workload, at: float, faults: Sequence[Done]) -> Done | None:
+def outside(
+    job: Job, changes: Sequence[Change], old: Workload, span: tuple[float, float], faults: Sequence[Done]
+) -> Done | None:
     """The fault for which G2 doesn't hold: one to the old workload's kubelet, or to its Pod as a whole, while the fence
-    had to act: from when its holder may first have said no, until `at`."""
+    had to act: from when its holder may first have said no, until the overlap began. One that was healed long before
+    the overlap's end excuses nothing."""
+    at, end = span
     mine = [c for c in changes if c.key == old.first.key and c.token == old.token]
     running = [c.until for c in mine if c.status == "RUNNING"]
     ended = [c.at for c in mine if c.status != "RUNNING"]
@@ -410,7 +418,7 @@ def outside(job: Job, changes: Sequence[Change], old: Workload, at: float, fault
         if fault.note:
             continue
         back = fault.end + (KUBELET_BACK_SECONDS if fault.kind in NODE_FAULTS else 0)
-        if not (fault.begin <= at and back >= acts):
+        if not (fault.begin <= at and back >= acts and end <= back + job.budget + HEALED_SECONDS):
             continue
         if fault.kind in NODE_FAULTS and fault.cluster == old.cluster:
             return fault
@@ -437,7 +445,9 @@ def _judge_successes(
             if other.token != change.token and other.first.since > change.at:
                 started = f"token {other.token} started at {_clock(other.start)}"
                 text = f"{started}, SUCCESS under {change.token} at {_clock(change.at)}"
-                _blame(verdict, Broken.RAN_AGAIN, change.key, text, job, changes, other, other.start, faults)
+                _blame(
+                    verdict, Broken.RAN_AGAIN, change.key, text, job, changes, other, (other.start, other.start), faults
+                )  # fmt: skip
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------

@@ -440,6 +440,20 @@ def test_an_overlap_is_excused_only_by_what_g2_names(what: Done, excused: bool) 
     )
 
 
+def test_a_fault_that_was_healed_long_ago_excuses_no_overlap_that_goes_on() -> None:
+    story = Story()
+    story.job("chaos/a")
+    first = story.grant("chaos/a", BASE, BASE + 0.5)
+    story.work("chaos/a", BASE, first, BASE + 3, BASE + 200, done=False)
+    second = story.grant("chaos/a", BASE, BASE + 45, THERE)
+    for beat in range(60, 200, 20):
+        story.write("chaos/a", BASE, BASE + beat, token=second)
+    story.work("chaos/a", BASE, second, BASE + 48, BASE + 199, cluster=THERE)
+    story.write("chaos/a", BASE, BASE + 201, "SUCCESS", token=second)
+    story.faults.append(fault("kubelet-kill", BASE + 20, BASE + 60))
+    assert story.verdict(1).found() == {Broken.OVERLAP}
+
+
 def test_two_that_are_heard_of_in_one_look_are_no_overlap() -> None:
     """The recorder was late: it can't say which came first."""
     story = Story()

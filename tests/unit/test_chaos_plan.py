@@ -42,8 +42,8 @@ def test_jobs_are_spread_over_what_there_is() -> None:
 
 def test_holders_of_one_code_share_neither_process_nor_way_to_the_database(tmp_path: Path) -> None:
     holding = Holding(
-        dsns=["1", "2", "3", "4"], recorder=("127.0.0.1", 1), first=0, processes=PROCESSES, holders=HOLDERS, codes=CODES,
-        lease=15.0, heartbeat=3.0, work=25.0, failing=0.1, seed=7,
+        dsns=["1", "2", "3", "4"], recorder=("127.0.0.1", 1), first=0, lease=15.0, heartbeat=3.0, work=25.0,
+        processes=PROCESSES, holders=HOLDERS, codes=CODES, failing=0.1, seed=7,
     )  # fmt: skip
     holding.save(tmp_path)
     assert Holding.load(tmp_path) == holding
