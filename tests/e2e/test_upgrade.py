@@ -277,6 +277,19 @@ class Work:
         self.kubectl.wait(f"{name} runs", lambda: read(self.folder / name, 1), timeout=90)
         return self.pod(name)
 
+    def report(self, name: str) -> Json:
+        """A run now that reports its outcome by its sidecar and then exits otherwise; its Pod."""
+        self.kubectl.apply(marked_job(name, own(self.folder, name), REPORTS), run_of(name, f"{name}-now"))
+        self.kubectl.wait(
+            f"{name} has reported",
+            lambda: (
+                [(r["status"], r["data"]) for r in rows(self.db, self.kubectl.namespace, name)]
+                == [("SUCCESS", {"rows": 42})]
+            ),
+            timeout=90,
+        )
+        return self.pod(name)
+
     def pod(self, job: str) -> Json:
         (pod,) = self.kubectl.items("pods", "-l", f"{protocol.LABEL_JOB}={job}")
         return pod
@@ -424,6 +437,7 @@ def exercise(
         assert applied(db) == [m.version for m in migrations()], "migrations aren't undone"
         back = work.hold("back")
         assert sidecar_image(back) == former, "the earlier operator starts runs on the later schema"
+        assert sidecar_image(work.report("told")) == former
         spec = work.kubectl.json("get", "lj", "newer")["spec"]
         assert all(name in spec for name in NEWER) == site.knows(*NEWER), "a field that isn't named is dropped"
         undisturbed(later, work.pod("later"))
