@@ -145,6 +145,48 @@ def test_an_edit_writes_down_what_it_leaves_behind(bench: Bench) -> None:
     assert explained(bench, "job", tick=entry["from"])["verdict"] == "Dropped"
 
 
+# What is done to an object while nobody runs, and what the ledger then says of the three ticks that nobody had decided.
+LEFT = {
+    "edited": ({"schedule": "0 0 1 1 *"}, "Dropped", "ScheduleEdited"),
+    "moved": ({"timeZone": "Asia/Kolkata"}, "Dropped", "ScheduleEdited"),
+    "counted": ({"clockChangePolicy": "Kubernetes"}, "Dropped", "ScheduleEdited"),
+    "ended": ({"notAfter": "2026-01-01T00:00:00Z"}, "Dropped", "ScheduleEdited"),
+    "several": ({"schedule": None, "schedules": ["0 0 1 1 *", "0 0 2 2 *"]}, "Dropped", "ScheduleEdited"),
+    "resumed": ({"suspend": False}, "Skipped", "Suspended"),
+    "anew": (None, "Dropped", "JobDeleted"),
+    "once": (None, "Dropped", "JobDeleted"),
+}
+
+
+def test_what_is_done_while_no_operator_runs_leaves_no_tick_unsaid(bench: Bench) -> None:
+    for job in LEFT:
+        bench.apply(job, schedule=daily(), suspend=job == "resumed")
+    operator = bench.operator()
+    codes = {job: registered(bench, job) for job in LEFT}
+    operator.stop()
+    for code in codes.values():
+        set_watermark(bench, code, datetime.now(UTC) - timedelta(days=3, hours=1))
+    for job, (change, _, _) in LEFT.items():
+        if change is None:
+            bench.delete(job)
+            bench.apply(job, **({"type": "Initial", "suspend": True} if job == "once" else {"schedule": "0 0 1 1 *"}))
+        else:
+            bench.patch(job, **change)
+    bench.operator("op-2")
+    expected = ticks(3)
+    for job, (_, kind, reason) in LEFT.items():
+        wait_until(f"{job} is written down", lambda job=job: bench.status(job).get("ledger"), 60)
+        (entry,) = bench.status(job)["ledger"]
+        assert (entry["kind"], entry["reason"], entry["count"]) == (kind, reason, 3), job
+        assert (entry["from"], entry["to"]) == (key(expected[0]), key(expected[-1])), job
+        found = explained(bench, job, tick=key(expected[1]))
+        assert (found["verdict"], found["reason"], found["range"]["count"]) == (kind, reason, 3), job
+        found = explained(bench, job, tick=key(expected[1] + timedelta(minutes=1)))
+        assert found["verdict"] == "NotATick", "in the range's time, but of no schedule of then"
+        assert (found["previousTick"], found["nextTick"]) == (key(expected[1]), key(expected[2])), job
+        assert [r for r in bench.rows(job) if r["tick"]] == [], "nothing old was started"
+
+
 @pytest.fixture
 def west(bench: Bench, tmp_path: Path) -> Iterator[Bench]:
     """The same database, seen from another cluster: another namespace whose objects share their codes by name."""
@@ -159,6 +201,40 @@ def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "west"
     folder.mkdir()
     return folder
+
+
+def test_clusters_whose_schedules_differ(bench: Bench, west: Bench) -> None:
+    """Each claims its own ticks; those that it passes are the other one's, and said to be."""
+    shared = {"LEASEDJOB_SHARED_CODES": '["shared/differs"]'}
+    bench.apply("job", code="shared/differs", schedule=daily())
+    elsewhere = datetime.now(UTC) - timedelta(hours=1)
+    west.apply("job", code="shared/differs", schedule=f"{elsewhere.minute} {elsewhere.hour} * * *")
+    operators = [bench.operator("east", **shared), west.operator("west", **shared)]
+    wait_until("both are registered", lambda: len(bench.sql("SELECT code FROM leasedjob.job_registration")) == 2, 60)
+    for operator in operators:
+        operator.stop()
+    # As if both had been registered three days ago, and nobody had run since.
+    set_watermark(bench, "shared/differs", datetime.now(UTC) - timedelta(days=3, minutes=30))
+    bench.sql("UPDATE leasedjob.code_schedule SET since = since - interval '4 days'")
+    west.operator("west-2", **shared)
+    row = west.row_when("job", lambda r: r["tick"] is not None, "the latest tick of west is claimed", seconds=60)
+    assert row["tick"] == elsewhere.replace(second=0, microsecond=0)
+    wait_until("it is written down", lambda: len(west.status("job").get("ledger") or []) == 2, 60)
+    differ, missed = west.status("job")["ledger"]
+    assert (missed["reason"], missed["count"]) == ("MissedRunPolicy", 4), "two of its own and two that lie between"
+    assert (differ["kind"], differ["reason"], differ["count"]) == ("Missed", "SpecDiffers", 1)
+    bench.operator("east-2", **shared)
+    found = explained(bench, "job", tick=differ["from"])
+    assert (found["verdict"], found["reason"]) == ("Missed", "SpecDiffers")
+    assert "another cluster's schedule" in found["message"]
+    found = explained(bench, "job", tick=key(row["tick"] + timedelta(days=1)))
+    assert (found["verdict"], found["reason"]) == ("Pending", "SpecDiffers")
+    # An edit brings them together; what is to come is both's.
+    west.patch("job", schedule=daily())
+    wait_until("they agree", lambda: len(bench.sql("SELECT FROM leasedjob.code_schedule WHERE until IS NULL")) == 1, 60)
+    wait_until("west knows", lambda: west.status("job").get("observedGeneration") == 2, 60)
+    found = explained(west, "job", tick=key(row["tick"] + timedelta(days=1)))
+    assert found["verdict"] == "NotATick"
 
 
 def failed_runs(bench: Bench, code: str, count: int) -> None:

@@ -37,7 +37,7 @@ from .conftest import CODE, NAMESPACE, UID, Database, request
 
 pytestmark = pytest.mark.integration
 CLUSTERS = ("east", "west")
-TABLES = "job_scheduler, shutdown_report, job_registration, job_code, tick_ledger"
+TABLES = "job_scheduler, shutdown_report, job_registration, job_code, tick_ledger, code_schedule"
 
 
 @dataclass

@@ -3,8 +3,9 @@
 It is told what was put into force and when, what was started and when, and what the store has in the end. What is due
 follows from `naive` alone. It knows nothing of how anything was decided.
 
-Left open, because nothing can be said of them: ticks while the clusters' schedules differ (each cluster has its own),
-and ticks that were undecided when an edit came to operators none of which knew the schedule before.
+What is due: a tick of a schedule that is in force at its time, in any cluster. In force are the schedules of clusters
+where the object is registered and not suspended; where it is suspended in all of them, theirs. Where schedules meet it
+is one tick. Nothing is left open.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from leasedjob.schedule import TickReason
 from tests.simulation.naive import Table, instant_of, minute_of
 from tests.simulation.store import Store
 from tests.simulation.world import History, Spec
@@ -31,7 +33,7 @@ class Account:
     ticks: int = 0  # due, and to be accounted for
     runs: int = 0
     in_ranges: int = 0
-    open: int = 0  # of which nothing can be said
+    differed: int = 0  # of which: due while the clusters' schedules differed
     ranges: Counter[str] = field(default_factory=Counter)  # by reason
     problems: list[str] = field(default_factory=list)
 
@@ -39,41 +41,41 @@ class Account:
         self.ticks += other.ticks
         self.runs += other.runs
         self.in_ranges += other.in_ranges
-        self.open += other.open
+        self.differed += other.differed
         self.ranges += other.ranges
         self.problems += other.problems
         return self
 
 
-@dataclass(frozen=True)
-class Span:
-    """(after, through] in minutes. `table`: in force in every cluster; None: they differ."""
+@dataclass
+class InForce:
+    """(since, until] in minutes."""
 
-    after: int
-    through: int
-    table: Table | None
+    table: Table
+    since: int
+    until: int | None = None
 
 
 def same_ticks(table: Table) -> Table:
     return replace(table, jitter_seconds=0)
 
 
-def spans(history: History, end: datetime) -> list[Span]:
-    """Which schedule was in force when."""
-    found: list[Span] = []
-    tables: dict[str, Table] = {}
-    begin, shared = minute_of(history.created), None
+def in_force(history: History) -> list[InForce]:
+    """Which schedules were in force when."""
+    found: list[InForce] = []
+    specs: dict[str, Spec] = {}
     for entry in history.registered:
-        tables[entry.cluster] = same_ticks(entry.spec.table)
-        now = next(iter(tables.values())) if len(set(tables.values())) == 1 else None
-        if now != shared:
-            at = minute_of(entry.at)
-            if shared is None and not found and begin == minute_of(history.created):
-                shared = now  # the first registration: in force since the object was created
-                continue
-            found.append(Span(begin, max(begin, at), shared))
-            begin, shared = max(begin, at), now
-    found.append(Span(begin, minute_of(end), shared))
+        if entry.spec is None:
+            specs.pop(entry.cluster, None)
+        else:
+            specs[entry.cluster] = entry.spec
+        active = [spec for spec in specs.values() if not spec.suspend] or list(specs.values())
+        wanted = {same_ticks(spec.table) for spec in active}
+        there = [one for one in found if one.until is None]
+        for one in there:
+            if one.table not in wanted:
+                one.until = max(one.since, minute_of(entry.at))
+        found += [InForce(table, minute_of(entry.at)) for table in wanted - {one.table for one in there}]
     return found
 
 
@@ -97,24 +99,17 @@ def account(
     """
     found = Account()
     say = lambda text: found.problems.append(f"{code}: {text}")  # noqa: E731
-    due: list[int] = []  # ticks to be accounted for
-    maybe: set[int] = set()  # ticks of which nothing can be said
-    for span in spans(history, end):
-        if span.table is not None:
-            due += span.table.ticks(year, span.after, span.through)
-            # an edit is in force some milliseconds before it is written: its own minute may be decided either way
-            maybe |= {span.after, span.through}
-        else:
-            for table in {same_ticks(entry.spec.table) for entry in history.registered}:
-                maybe.update(table.ticks(year, span.after - 1, span.through))
-    for after, through in history.unknown:
-        maybe.update(due[bisect_right(due, minute_of(after)) : bisect_right(due, minute_of(through))])
+    schedules = in_force(history)
+    times: Counter[int] = Counter()
+    for one in schedules:
+        ticks = one.table.ticks(year, one.since, minute_of(end) if one.until is None else one.until)
+        times.update(ticks)
+    due = sorted(times)
     watermark = minute_of(store.watermark(code))
     last = minute_of(end - late)
-    if (undecided := [tick for tick in due if watermark < tick <= last]) and not set(undecided) <= maybe:
+    if undecided := [tick for tick in due if watermark < tick <= last]:
         say(f"{len(undecided)} ticks were never decided, the first at {instant_of(undecided[0])}")
-    strict = [tick for tick in dict.fromkeys(due) if tick <= watermark and tick not in maybe]
-    found.open = len(maybe & set(due))
+    strict = due[: bisect_right(due, watermark)]
 
     runs: dict[int, int] = Counter(minute_of(row.tick) for row in store.all_rows(code) if row.tick is not None)
     ranges = sorted(store.ledger(code), key=lambda r: r.first)
@@ -124,9 +119,8 @@ def account(
     for r in ranges:
         first, through = minute_of(r.first), minute_of(r.last)
         inside = strict[bisect_left(strict, first) : bisect_right(strict, through)]
-        loose = sum(first <= tick <= through for tick in maybe) if len(inside) != r.count else 0
-        if not r.exact or not len(inside) <= r.count <= len(inside) + loose:
-            say(f"{r} holds {len(inside)} ticks, and {loose} of which nothing can be said")
+        if not r.exact or len(inside) != r.count:
+            say(f"{r} holds {len(inside)} ticks")
         found.in_ranges += len(inside)
         found.ranges[r.reason] += r.count
         if doubly := [tick for tick in inside if runs.get(tick)]:
@@ -138,9 +132,34 @@ def account(
         if not in_range and runs.get(tick, 0) != 1:
             say(f"{instant_of(tick)} has {runs.get(tick, 0)} runs and is in no range")
     found.ticks, found.runs = len(strict), len(runs)
+    found.differed = _differed(schedules, strict)
+    if wrong := sorted(runs.keys() - times.keys()):
+        say(f"{len(wrong)} runs of ticks that were not due, the first at {instant_of(wrong[0])}")
 
+    for at, r in history.passed:
+        ends = (r.first, r.last) if r.reason is TickReason.ScheduleEdited else ()
+        if any(_still(one, year, tick, at) for one in schedules for tick in ends):
+            say(f"{r} was said at {at}, when the schedule had not been edited")
     _started(code, history, year, say, set(runs))
     return found
+
+
+def _still(one: InForce, year: tuple[int, int], tick: datetime, at: datetime) -> bool:
+    """Whether it was a tick of a schedule that is in force at this time, and for longer."""
+    if one.since >= min(minute_of(tick), minute_of(at)) or (one.until is not None and one.until <= minute_of(at)):
+        return False
+    return one.table.has(year, minute_of(tick))
+
+
+def _differed(schedules: list[InForce], due: list[int]) -> int:
+    """How many ticks were due while more than one schedule was in force."""
+    changes = sorted([(s.since, 1) for s in schedules] + [(s.until, -1) for s in schedules if s.until is not None])
+    many, began, total = 0, 0, 0
+    for at, change in changes:
+        if many > 1:
+            total += bisect_right(due, at) - bisect_right(due, began)
+        many, began = many + change, at
+    return total + (len(due) - bisect_right(due, began) if many > 1 else 0)
 
 
 def _started(code: str, history: History, year: tuple[int, int], say: object, runs: set[int]) -> None:
@@ -151,8 +170,11 @@ def _started(code: str, history: History, year: tuple[int, int], say: object, ru
         if start.tick in seen:
             say(f"{start.tick} was claimed for the first time twice")
         seen.add(start.tick)
-        in_force = [e.spec for e in history.registered if e.cluster == start.cluster and e.at <= start.at]
-        spec = in_force[-1]
+        known = [e.spec for e in history.registered if e.cluster == start.cluster and e.done <= start.at]
+        spec = known[-1]
+        if spec is None:
+            say(f"{start.tick} was started by {start.cluster}, where it was not registered")
+            continue
         table = same_ticks(spec.table)
         ticks = ticks_of.get(table) or ticks_of.setdefault(table, table.ticks(year, year[0] - 1, year[1]))
         tick = minute_of(start.tick)

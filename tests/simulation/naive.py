@@ -99,6 +99,9 @@ class Table:
     not_after: int | None = None
     jitter_seconds: int = 0
 
+    def has(self, year: tuple[int, int], tick: int) -> bool:
+        return self.ticks(year, tick - 1, tick) == [tick]
+
     def ticks(self, year: tuple[int, int], after: int, through: int) -> list[int]:
         """Every minute in (after, through] that is a tick."""
         shown = calendar(self.zone, *year)

@@ -22,6 +22,7 @@ from leasedjob.lease.migrate import migrate, migrations
 from leasedjob.lease.rows import (
     ClaimRequest,
     ClaimResult,
+    CodeState,
     Outcome,
     Passed,
     Recorded,
@@ -52,7 +53,6 @@ class PostgresStore:
     def __init__(self, dsn: str, now: datetime) -> None:
         self.now = now
         self._told: datetime | None = None
-        self._registrations: dict[tuple[str, str], Registration] = {}
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(
                 "CREATE FUNCTION public.standing_clock() RETURNS timestamptz LANGUAGE sql VOLATILE "
@@ -96,18 +96,29 @@ class PostgresStore:
     def register(self, cluster: str, job: Registration, passed: Passed | None) -> Registered:
         wanted = None if passed is None else {job.code: passed}
         (answer,) = self._ask(self._store.register_jobs(cluster, [job], wanted))
-        if not answer.busy:
-            self._registrations[cluster, job.code] = job
         return answer
+
+    def unregister(self, cluster: str, code: str) -> None:
+        self._rows("SELECT leasedjob.unregister_jobs(%s, %s)", cluster, [code])
+
+    def state(self, cluster: str, code: str) -> CodeState | None:
+        return self._ask(self._store.code_states(cluster, [code])).get(code)
 
     def claim(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
         return self._ask(self._store.claim_runs(cluster, requests))
 
     def record(
-        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange], *, suspended: bool
+        self,
+        cluster: str,
+        code: str,
+        through: datetime,
+        ranges: Sequence[TickRange],
+        *,
+        suspended: bool,
+        version: int | None,
     ) -> Recorded:
         record = self._store.record_suspended if suspended else self._store.record_ticks
-        return self._ask(record(cluster, code, through, ranges))
+        return self._ask(record(cluster, code, through, ranges, version=version))
 
     def rows(self, cluster: str, code: str) -> list[Run]:
         found = {run.id: run for run in self._ask(self._store.recent_runs(cluster, [code], RECENT))[code]}
@@ -134,6 +145,9 @@ class PostgresStore:
         (row,) = self._rows("SELECT leasedjob.finish(%s, %s, %s, NULL) AS recorded", id, token, outcome.value)
         return bool(row["recorded"])
 
+    def stop(self, id: UUID, reason: str) -> None:
+        self._rows("SELECT leasedjob.request_stop(%s, %s)", [id], reason)
+
     def ledger(self, code: str) -> list[Range]:
         rows = self._rows(
             "SELECT first, last, count, exact, kind, reason FROM leasedjob.tick_ledger WHERE code = %s ORDER BY first",
@@ -145,6 +159,3 @@ class PostgresStore:
         (row,) = self._rows("SELECT watermark FROM leasedjob.job_code WHERE code = %s", code)
         watermark: datetime = row["watermark"]
         return watermark
-
-    def registration(self, cluster: str, code: str) -> Registration | None:
-        return self._registrations.get((cluster, code))

@@ -8,7 +8,7 @@ answers is compared with PostgreSQL's own functions in tests/integration/test_si
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Protocol
@@ -16,9 +16,11 @@ from uuid import UUID
 
 from leasedjob.identity import RunIdentity
 from leasedjob.lease.rows import (
+    BUSY_SCHEDULES_CHANGED,
     ClaimRequest,
     ClaimResult,
     ClaimVerdict,
+    CodeState,
     JobSchedulerStatus,
     Outcome,
     OverlapRule,
@@ -28,7 +30,7 @@ from leasedjob.lease.rows import (
     Registration,
     Run,
 )
-from leasedjob.schedule import TickRange
+from leasedjob.schedule import InForce, TickRange
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 MILLISECOND = timedelta(milliseconds=1)
@@ -54,10 +56,21 @@ class Store(Protocol):
 
     def register(self, cluster: str, job: Registration, passed: Passed | None) -> Registered: ...
 
+    def unregister(self, cluster: str, code: str) -> None: ...
+
+    def state(self, cluster: str, code: str) -> CodeState | None: ...
+
     def claim(self, cluster: str, requests: Sequence[ClaimRequest]) -> list[ClaimResult]: ...
 
     def record(
-        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange], *, suspended: bool
+        self,
+        cluster: str,
+        code: str,
+        through: datetime,
+        ranges: Sequence[TickRange],
+        *,
+        suspended: bool,
+        version: int | None,
     ) -> Recorded: ...
 
     def rows(self, cluster: str, code: str) -> list[Run]: ...
@@ -70,11 +83,11 @@ class Store(Protocol):
 
     def finish(self, id: UUID, token: UUID, outcome: Outcome) -> bool: ...
 
+    def stop(self, id: UUID, reason: str) -> None: ...
+
     def ledger(self, code: str) -> list[Range]: ...
 
     def watermark(self, code: str) -> datetime: ...
-
-    def registration(self, cluster: str, code: str) -> Registration | None: ...
 
 
 @dataclass(slots=True)
@@ -123,6 +136,8 @@ class Row:
 class Code:
     watermark: datetime
     registrations: dict[str, Registration] = field(default_factory=dict)
+    schedules: list[InForce] = field(default_factory=list)
+    version: int = 0
     ledger: list[Range] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)  # by lock key, oldest first
     active: dict[str, Row] = field(default_factory=dict)  # RUNNING, or with a retry left
@@ -150,34 +165,89 @@ class MemoryStore:
         code = self._codes.get(job.code)
         if code is None:
             code = self._codes[job.code] = Code(min(job.created_at, self.now))
-        if passed is not None and (passed.at > self.now or _stale(code.watermark, passed.ranges)):
-            return Registered(code=job.code, busy=True, watermark=None, spec_differs=self._differs(code, cluster, job))
         others = [g for name, g in code.registrations.items() if name != cluster]
         mine = code.registrations.get(cluster)
-        if not any(True for _ in others) and (mine is None or mine.uid != job.uid):
+        active = any(not g.suspended for g in others)
+        anew = mine is None or mine.uid != job.uid
+        if anew and not active:
+            at = max(code.watermark, min(job.created_at, self.now))
+        else:
+            at = self.now if passed is None else passed.at
+        moves = not active and (anew or mine.suspended > job.suspended or mine.schedule_hash != job.schedule_hash)  # type: ignore[union-attr]
+        if passed is None:
+            busy = moves and at > code.watermark and any(_pending(s, code.watermark) for s in code.schedules)
+        else:
+            busy = passed.at > self.now or passed.version != code.version or _stale(code.watermark, passed.ranges)
+        if busy:
+            return Registered(code=job.code, busy=True, watermark=None, spec_differs=self._differs(code, cluster, job))
+        if anew and not others:
             for row in [r for r in code.active.values() if r.status is FAIL]:
                 row.retry_at, row.reason, row.changed_at = None, "JobDeleted", self.now
                 self._settle(code, row)
-        active = any(not g.suspended for g in others)
-        same = any(not g.suspended and g.schedule_hash == job.schedule_hash for g in others)
-        at = self.now if passed is None else passed.at
-        moves = []
-        if not active and (mine is None or mine.uid != job.uid):
-            moves.append(min(job.created_at, self.now))
-        if not active and mine is not None and mine.suspended and not job.suspended:
-            moves.append(at)
-        if mine is not None and mine.schedule_hash != job.schedule_hash and not same:
-            moves.append(at)
-        if moves and max(moves) > code.watermark:
-            if mine is not None and mine.uid == job.uid and passed is not None:
+        if moves and at > code.watermark:
+            if passed is not None:
                 self._write(code, passed.ranges)
-            code.watermark = max(moves)
+            code.watermark = at
         code.registrations[cluster] = job
+        self._put_in_force(code, at)
         return Registered(
             code=job.code,
             busy=False,
             watermark=code.watermark,
             spec_differs=self._differs(code, cluster, job),
+        )
+
+    def unregister(self, cluster: str, code: str) -> None:
+        state = self._codes.get(code)
+        if state is None:
+            return
+        state.registrations.pop(cluster, None)
+        self._put_in_force(state, self.now)
+        for row in list(state.active.values()):
+            if row.status is RUNNING and row.pod is None and row.cluster == cluster:
+                self._close(row, Outcome.RELEASE, counts=False, retry_ms=0, reason="JobDeleted")
+            elif row.status is FAIL and not state.registrations:
+                row.retry_at, row.reason, row.changed_at = None, "JobDeleted", self.now
+                self._settle(state, row)
+
+    def _put_in_force(self, code: Code, at: datetime) -> None:
+        """Of clusters where it isn't suspended, or of all."""
+        registered = code.registrations.values()
+        active = [g for g in registered if not g.suspended] or list(registered)
+        wanted = {g.schedule_hash: g for g in active}
+        kept = []
+        for s in code.schedules:
+            if s.until is None and s.key not in wanted:
+                kept.append(replace(s, until=max(at, s.since)))
+            elif s.until is None or s.until > code.watermark:
+                kept.append(s)
+        there = {s.key for s in kept if s.until is None}
+        kept += [InForce.of(key, g.schedule, g.code, at, None) for key, g in sorted(wanted.items()) if key not in there]
+        changed = [s for s in kept if s not in code.schedules]
+        code.version += bool(changed)
+        code.schedules = kept
+
+    def state(self, cluster: str, code: str) -> CodeState | None:
+        state = self._codes.get(code)
+        if state is None:
+            return None
+        mine = state.registrations.get(cluster)
+        return CodeState(
+            code=code,
+            watermark=state.watermark,
+            created_at=state.watermark,
+            counts={},
+            ledger=(),
+            suspension=None,
+            ledger_through=None,
+            pruned_through=None,
+            registered_uid=None if mine is None else mine.uid,
+            registered_suspended=None if mine is None else mine.suspended,
+            registered_schedule=None if mine is None else mine.schedule_hash,
+            active_elsewhere=any(not g.suspended for name, g in state.registrations.items() if name != cluster),
+            db_now=self.now,
+            schedules=tuple(s for s in state.schedules if _pending(s, state.watermark)),
+            version=state.version,
         )
 
     def _differs(self, code: Code, cluster: str, job: Registration) -> bool:
@@ -205,14 +275,22 @@ class MemoryStore:
             end = new.last
 
     def record(
-        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange], *, suspended: bool
+        self,
+        cluster: str,
+        code: str,
+        through: datetime,
+        ranges: Sequence[TickRange],
+        *,
+        suspended: bool,
+        version: int | None,
     ) -> Recorded:
         state = self._codes.get(code)
         if state is None:
             return Recorded(recorded=False, watermark=None)
         elsewhere = any(not g.suspended for name, g in state.registrations.items() if name != cluster)
         unknown = cluster not in state.registrations
-        if (suspended and elsewhere) or unknown or through > self.now or _stale(state.watermark, ranges):
+        stale = through > self.now or version != state.version or _stale(state.watermark, ranges)
+        if (suspended and elsewhere) or unknown or stale:
             return Recorded(recorded=False, watermark=state.watermark)
         self._write(state, ranges)
         state.watermark = max(state.watermark, through)
@@ -267,15 +345,15 @@ class MemoryStore:
             fencing_token=None if row is None else row.fencing_token,
             expires_at=row.expires_at if row is not None and row.status is RUNNING else None,
             watermark=state.watermark,
-            reason=self._reason(verdict, row),
+            reason=self._reason(verdict, row, request, state),
             retry_at=None if row is None or claimed else row.retry_at,
         )
 
-    def _reason(self, verdict: str, row: Row | None) -> str:
+    def _reason(self, verdict: str, row: Row | None, request: ClaimRequest, state: Code) -> str:
         if verdict == "claimed":
             return ""
         if verdict == "busy":
-            return "the watermark moved"
+            return BUSY_SCHEDULES_CHANGED if request.version != state.version else "the watermark moved"
         return "" if row is None else row.reason
 
     def _verdict(
@@ -313,6 +391,8 @@ class MemoryStore:
             return "future"
         if scheduled and tick is not None and tick <= state.watermark:
             return "past"
+        if scheduled and request.version != state.version:
+            return "busy"
         if scheduled and request.identity.code in waiting:
             return "overlap_wait"
         if request.dropped and _stale(state.watermark, request.dropped):
@@ -430,6 +510,9 @@ class MemoryStore:
         self._close(row, outcome, counts=outcome is Outcome.FAIL, retry_ms=-1, reason="")
         return True
 
+    def stop(self, id: UUID, reason: str) -> None:
+        self._stop([self._by_id[id]], reason)
+
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def rows(self, cluster: str, code: str) -> list[Run]:
@@ -455,9 +538,6 @@ class MemoryStore:
     def watermark(self, code: str) -> datetime:
         return self._codes[code].watermark
 
-    def registration(self, cluster: str, code: str) -> Registration | None:
-        return self._codes[code].registrations.get(cluster) if code in self._codes else None
-
     def _run(self, row: Row, cluster: str) -> Run:
         held = row.status is RUNNING and not self._expired(row)
         version = (
@@ -482,6 +562,10 @@ class MemoryStore:
         )  # fmt: skip
         row.shown = (version, run)
         return run
+
+
+def _pending(schedule: InForce, watermark: datetime) -> bool:
+    return schedule.until is None or schedule.until > watermark
 
 
 def _stale(watermark: datetime, ranges: Iterable[TickRange]) -> bool:

@@ -7,32 +7,34 @@ between a claim and its Pod, how long work takes and how it ends.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 from leasedjob.api.v1alpha1 import ConcurrencyPolicy
 from leasedjob.controller import act
 from leasedjob.controller.decide import Claim, Launch, RecordTicks, Stop, decide
-from leasedjob.controller.engine import Engine
+from leasedjob.controller.engine import CLOCK_MARGIN
+from leasedjob.controller.left import left_by
 from leasedjob.controller.model import JobView, Policy
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease.rows import (
+    BUSY_SCHEDULES_CHANGED,
     ClaimRequest,
     ClaimVerdict,
+    CodeState,
     Outcome,
-    Passed,
     Registration,
     Run,
 )
 from leasedjob.lease.trust import Timing
-from leasedjob.schedule import ClockChangePolicy, MissedRunPolicy, Timetable
+from leasedjob.schedule import ClockChangePolicy, CodeTicks, MissedRunPolicy, TickRange, Timetable, written
 from tests.simulation.naive import Table, instant_of
 from tests.simulation.store import Store
 
@@ -109,6 +111,11 @@ class Remembering(Timetable):
 
 
 @lru_cache(maxsize=256)
+def hash_of(table: Table) -> str:
+    return hashlib.sha256(repr(table).encode()).hexdigest()[:32]
+
+
+@lru_cache(maxsize=256)
 def timetable(table: Table, code: str) -> Timetable:
     return Remembering.of(
         [cron.text for cron in table.crons],
@@ -123,11 +130,15 @@ def timetable(table: Table, code: str) -> Timetable:
 
 @dataclass(frozen=True)
 class Registered:
-    """That a cluster's operator put a spec into force: what the account is held against."""
+    """That a cluster's operator put a spec into force, or took it back (None): what the account is held against.
+
+    `at`: from when on its ticks count; `done`: when the operator did it.
+    """
 
     at: datetime
+    done: datetime
     cluster: str
-    spec: Spec
+    spec: Spec | None
 
 
 @dataclass(frozen=True)
@@ -146,8 +157,15 @@ class History:
     created: datetime
     registered: list[Registered] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
-    # Of these spans nobody can say what was due: an edit while no operator ran that knew the schedule before.
-    unknown: list[tuple[datetime, datetime]] = field(default_factory=list)
+    passed: list[tuple[datetime, TickRange]] = field(default_factory=list)  # when, and what was said of it
+
+
+@dataclass(frozen=True)
+class Birth:
+    """An object that was created under a name: the how manieth, and when."""
+
+    number: int
+    at: datetime
 
 
 @dataclass(slots=True)
@@ -155,10 +173,12 @@ class Memory:
     """What one operator knows of one object."""
 
     spec: Spec | None = None
+    born: Birth | None = None
     policy: Policy | None = None
     registration: Registration | None = None
     registered: Registration | None = None
-    registered_schedule: Timetable | None = None
+    state: CodeState | None = None
+    state_stale: bool = True
     watermark: datetime | None = None
     rows: dict[UUID, Run] = field(default_factory=dict)
     waits: bool = False
@@ -183,6 +203,8 @@ class Dice:
     long: float = 0.05  # per run: longer than its schedule's interval, maybe
     skewed: float = 0.02  # the clock is some milliseconds off
     edits: float = 1 / 20  # per object and day
+    deletes: float = 1 / 60  # per object and day; it is created anew some time later
+    alone: float = 0.1  # per edit: it comes to one cluster only, and the other keeps its schedule until the next edit
     suspends: float = 1 / 10  # per object and day
     asleep: float = 6.0  # days, until it is resumed
     outages: float = 1.0  # per operator and day
@@ -223,7 +245,12 @@ class World:
         self._serial = 0
         self.dark_until = begin
         self.operators = [Operator(cluster) for cluster in CLUSTERS]
-        self.specs = {cluster: dict(specs) for cluster in CLUSTERS}  # as each cluster's API server has them
+        self.born = dict.fromkeys(specs, Birth(1, begin))
+        self.deleted: set[str] = set()
+        # As each cluster's API server has them.
+        self.specs: dict[str, dict[str, tuple[Birth, Spec | None]]] = {
+            cluster: {code: (self.born[code], spec) for code, spec in specs.items()} for cluster in CLUSTERS
+        }
         self.wanted = dict(specs)
         self.history = {code: History(begin) for code in specs}
         self.looks = 0
@@ -233,6 +260,8 @@ class World:
             self._later(begin, self._maybe_out, operator)
         for code in specs:
             self._later(begin, self._maybe_edit, code)
+            self._later(begin, self._maybe_delete, code)
+            self._later(self.calm, self._resume, code)  # in the end all clusters have the same
         self._later(begin, self._maybe_dark)
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -273,9 +302,26 @@ class World:
                 self._later(min(self.calm, awake), self._resume, code)
             else:
                 new = replace(self._change(self.dice, code, old), suspend=old.suspend)
-            only_one = new.suspend and not old.suspend and self.dice.random() < 0.3
-            self._write(code, new, CLUSTERS[:1] if only_one else CLUSTERS)
+            only_one = self.dice.random() < (0.3 if new.suspend and not old.suspend else self.odds.alone)
+            self._write(code, new, self.dice.choice([CLUSTERS[:1], CLUSTERS[1:]]) if only_one else CLUSTERS)
         self._next_after(self.odds.edits + self.odds.suspends, self._maybe_edit, code, False)
+
+    def _maybe_delete(self, code: str, first: bool = True) -> None:
+        """The object is deleted everywhere, and created anew some time later; maybe at once."""
+        if not first and not self.calm_now and code not in self.deleted:
+            self.deleted.add(code)
+            hours = self.dice.choice([0.0002, 0.1, 10])
+            again = self.now + timedelta(hours=self.dice.expovariate(1 / hours))
+            for cluster in CLUSTERS:
+                self._later(self.now + self._seconds(0, 10), self._arrives, cluster, code, self.born[code], None)
+            self._later(min(again, self.calm), self._create, code)
+        self._next_after(self.odds.deletes, self._maybe_delete, code, False)
+
+    def _create(self, code: str) -> None:
+        self.deleted.discard(code)
+        # as the API server gives it
+        self.born[code] = Birth(self.born[code].number + 1, self.now.replace(microsecond=0))
+        self._write(code, replace(self.wanted[code], suspend=False), CLUSTERS)
 
     def _resume(self, code: str) -> None:
         self._write(code, replace(self.wanted[code], suspend=False), CLUSTERS)
@@ -283,15 +329,22 @@ class World:
     def _write(self, code: str, spec: Spec, clusters: Sequence[str]) -> None:
         """A person changes the object; the change comes to the second cluster somewhat later."""
         self.wanted[code] = spec
+        if code in self.deleted:
+            return
         first = self.dice.choice(clusters)
         for cluster in clusters:
             wait = timedelta(0) if cluster == first else self._seconds(0, self.dice.choice([0, 5, 300]))
-            self._later(self.now + wait, self._arrives, cluster, code, spec)
+            self._later(self.now + wait, self._arrives, cluster, code, self.born[code], spec)
 
-    def _arrives(self, cluster: str, code: str, spec: Spec) -> None:
-        self.specs[cluster][code] = spec
+    def _arrives(self, cluster: str, code: str, born: Birth, spec: Spec | None) -> None:
+        there, kept = self.specs[cluster][code]
+        if born.number < there.number or (born == there and kept is None):
+            return  # late news of an object that is gone
+        self.specs[cluster][code] = born, spec
         for operator in self.operators:
             if operator.cluster == cluster and operator.up:
+                if spec is None:
+                    self._look_in(operator, code, 0.0)
                 self._look_in(operator, code, self.dice.uniform(0, 0.5))
 
     def _maybe_out(self, operator: Operator, first: bool = True) -> None:
@@ -335,11 +388,16 @@ class World:
             self._look_at(operator, code, self.dark_until + self._seconds(0, 30))
             return
         self.looks += 1
-        spec = self.specs[operator.cluster][code]
-        if memory.spec is not spec:
-            memory.spec = spec
+        born, spec = self.specs[operator.cluster][code]
+        if spec is None:
+            self._gone(operator, code)
+            return
+        if memory.spec is not spec or memory.born != born:
+            memory.spec, memory.born = spec, born
             memory.policy = spec.policy(code)
-            memory.registration = self._registration(operator.cluster, code, spec)
+            memory.registration = self._registration(operator.cluster, code, born, spec)
+        if memory.state_stale:
+            memory.state, memory.state_stale = self.store.state(operator.cluster, code), False
         if memory.registered != memory.registration and not self._register(operator, code, memory):
             self._look_in(operator, code, 0.2)
             return
@@ -349,71 +407,65 @@ class World:
         if operator.memory.get(code) is memory and again is not None:
             self._look_at(operator, code, again)
 
-    def _registration(self, cluster: str, code: str, spec: Spec) -> Registration:
+    def _gone(self, operator: Operator, code: str) -> None:
+        """The object was deleted, and an operator sees that."""
+        state = self.store.state(operator.cluster, code)
+        operator.memory.pop(code, None)
+        if state is not None and state.registered_uid is not None:
+            self.store.unregister(operator.cluster, code)
+            self.history[code].registered.append(Registered(self.now, self.now, operator.cluster, None))
+
+    def _registration(self, cluster: str, code: str, born: Birth, spec: Spec) -> Registration:
         table = replace(spec.table, jitter_seconds=0)  # jitter moves no tick
         return Registration(
             code=code,
-            uid=f"{cluster}-{code}",
+            uid=f"{cluster}-{code}-{born.number}",
             namespace="sim",
             name=code,
-            created_at=self.history[code].created,
-            schedule_hash=repr(table),
+            created_at=born.at,
+            schedule_hash=hash_of(table),
             spec_hash=repr(replace(spec, suspend=False)),
             policy=spec.concurrency.value,
             suspended=spec.suspend,
+            schedule=written(timetable(table, code)),
         )
 
     def _register(self, operator: Operator, code: str, memory: Memory) -> bool:
         new = memory.registration
         assert new is not None
-        assert memory.policy is not None
-        passed = self._passed(operator.cluster, code, memory)
+        passed = left_by(memory.state, new, self.now - CLOCK_MARGIN)
+        before = self.store.state(operator.cluster, code)
         answer = self.store.register(operator.cluster, new, passed)
+        memory.state, memory.state_stale = self.store.state(operator.cluster, code), False
         if answer.watermark is not None:
             memory.watermark = answer.watermark
         if answer.busy:
-            memory.watermark = self.store.watermark(code)
+            assert memory.state is not None
+            memory.watermark = memory.state.watermark
             return False
-        memory.registered, memory.registered_schedule = new, memory.policy.schedule
-        assert memory.spec is not None
-        self.history[code].registered.append(Registered(self.now, operator.cluster, memory.spec))
+        memory.registered = new
+        if passed is not None and answer.watermark == passed.at:
+            self.history[code].passed += [(self.now, r) for r in passed.ranges]
+        if before is None:
+            at = min(new.created_at, self.now)
+        elif before.registered_uid != new.uid and not before.active_elsewhere:
+            at = max(before.watermark, min(new.created_at, self.now))
+        else:
+            at = self.now if passed is None else passed.at
+        self.history[code].registered.append(Registered(at, self.now, operator.cluster, memory.spec))
         return True
-
-    def _passed(self, cluster: str, code: str, memory: Memory) -> Passed | None:
-        """The ticks that an edit or a resume leaves behind, as the engine finds them."""
-        known = self.store.registration(cluster, code)
-        if known is None:
-            return None
-        state = SimpleNamespace(
-            registered_uid=known.uid,
-            registered_schedule=known.schedule_hash,
-            registered_suspended=known.suspended,
-            watermark=self.store.watermark(code),
-            suspension=None,
-        )
-        entry = SimpleNamespace(
-            state=state,
-            policy=memory.policy,
-            registered=memory.registered,
-            registered_schedule=memory.registered_schedule,
-        )
-        engine = SimpleNamespace(clock=SimpleNamespace(now=lambda: self.now))
-        passed = Engine._passed(engine, entry, memory.registration)  # type: ignore[arg-type]
-        if (
-            passed is None
-            and memory.registration is not None
-            and known.schedule_hash != memory.registration.schedule_hash
-        ):
-            self.history[code].unknown.append((self.store.watermark(code), self.now))
-        return passed
 
     def _refresh(self, operator: Operator, code: str, memory: Memory) -> None:
         memory.rows = {run.id: run for run in self.store.rows(operator.cluster, code)}
 
     def _rounds(self, operator: Operator, code: str, memory: Memory) -> datetime | None:
         assert memory.policy is not None
+        assert memory.registration is not None
         again: datetime | None = None
         for number in range(ROUNDS):
+            if memory.state_stale:
+                memory.state, memory.state_stale = self.store.state(operator.cluster, code), False
+            assert memory.state is not None
             skew = timedelta(milliseconds=self.dice.randint(-30, 30)) if self.dice.random() < self.odds.skewed else None
             view = JobView(
                 cluster=operator.cluster,
@@ -423,7 +475,10 @@ class World:
                 initial_lock_key="",
                 now=self.now if skew is None else self.now + skew,
                 rows=memory.rows,
-                uid=f"{operator.cluster}-{code}",
+                uid=memory.registration.uid,
+                schedule_hash=memory.registration.schedule_hash,
+                ticks=CodeTicks.after(memory.state.watermark, memory.state.schedules),
+                version=memory.state.version,
             )
             decision = decide(view)
             again = decision.wake_at
@@ -432,7 +487,7 @@ class World:
                 break
             soon = None
             for action in decision.actions:
-                soon = self._act(operator, code, memory, action)
+                soon = self._act(operator, code, memory, action, memory.state.version)
                 if soon is not None or operator.memory.get(code) is not memory:
                     break
             if operator.memory.get(code) is not memory:
@@ -444,15 +499,23 @@ class World:
                 break  # what is left is done at the next look, as after a lost event
         return again
 
-    def _act(self, operator: Operator, code: str, memory: Memory, action: object) -> float | None:
+    def _act(self, operator: Operator, code: str, memory: Memory, action: object, version: int) -> float | None:
         """Seconds after which to look again, if the action could not be taken now."""
         match action:
             case Claim():
-                return self._claim(operator, code, memory, action)
+                return self._claim(operator, code, memory, action, version)
             case RecordTicks():
                 answer = self.store.record(
-                    operator.cluster, code, action.through, action.ranges, suspended=action.suspended
+                    operator.cluster,
+                    code,
+                    action.through,
+                    action.ranges,
+                    suspended=action.suspended,
+                    version=version,
                 )
+                memory.state_stale |= not answer.recorded
+                if answer.recorded:
+                    self.history[code].passed += [(self.now, r) for r in action.ranges]
                 if answer.watermark is not None:
                     memory.watermark = answer.watermark
                 return None if answer.recorded else 600.0 if action.suspended else 0.5
@@ -461,29 +524,35 @@ class World:
                 self._pod(action.run.id, action.run.claim_token, action.run.attempt, code)
                 self._refresh(operator, code, memory)
                 return 1.0
-            case Stop():
-                raise AssertionError(f"nobody cancels here: {action}")
+            case Stop():  # of an object that is no more
+                self.store.stop(action.run.id, action.reason)
+                self._refresh(operator, code, memory)
+                return None
             case _:
                 raise AssertionError(f"not expected here: {action}")
 
-    def _claim(self, operator: Operator, code: str, memory: Memory, action: Claim) -> float | None:
+    def _claim(self, operator: Operator, code: str, memory: Memory, action: Claim, version: int) -> float | None:
         policy = memory.policy
         assert policy is not None
+        assert memory.registration is not None
         request = ClaimRequest(
             identity=RunIdentity(action.type, code, action.run_key),
             tick=action.tick,
             name=code,
             namespace="sim",
             job_name=code,
-            job_uid=f"{operator.cluster}-{code}",
+            job_uid=memory.registration.uid,
             tenant="",
             run_lease_ms=RUN_LEASE_MS,
             on_overlap=action.overlap,
             starting_deadline_ms=act._deadline_ms(policy, action.tick),
             backoff_limit=policy.backoff_limit,
             dropped=action.dropped,
+            version=version,
         )
         (answer,) = self.store.claim(operator.cluster, [request])
+        if answer.watermark == action.tick and action.previous is None:
+            self.history[code].passed += [(self.now, r) for r in action.dropped]
         if answer.watermark is not None:
             memory.watermark = answer.watermark
         match answer.verdict:
@@ -503,6 +572,7 @@ class World:
             case ClaimVerdict.OVERLAP_WAIT:
                 return 15.0  # an operator asks each 2 s
             case ClaimVerdict.BUSY:
+                memory.state_stale |= answer.reason == BUSY_SCHEDULES_CHANGED
                 return 0.1
             case ClaimVerdict.UNREGISTERED | ClaimVerdict.PRUNED:
                 raise AssertionError(f"not expected here: {answer}")

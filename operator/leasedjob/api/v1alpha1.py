@@ -517,7 +517,8 @@ class LedgerRange(Shape):
     kind: LedgerKind
     """Skipped, Missed or Dropped."""
     reason: ReasonText
-    """Overlap, Suspended, SuspendedAfterFailures, StartingDeadline, MissedRunPolicy, MissedRunLimit, ScheduleEdited."""
+    """Overlap, Suspended, SuspendedAfterFailures, StartingDeadline, MissedRunPolicy, MissedRunLimit, SpecDiffers,
+    ScheduleEdited, JobDeleted."""
     decided_by: HolderText | None = None
     """The clusters whose operators decided."""
     decided_at: Time | None = None

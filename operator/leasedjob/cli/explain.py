@@ -164,7 +164,9 @@ _WHY_NOT: Final = {
     "StartingDeadline": "nobody could start it within startingDeadlineSeconds",
     "MissedRunPolicy": "nobody could start it at its time, and missedRunPolicy makes up for fewer",
     "MissedRunLimit": "nobody could start it at its time, and missedRunLimit makes up for fewer",
+    "SpecDiffers": "only another cluster's schedule had it, and nobody there had started it before a later tick here",
     "ScheduleEdited": "it was due and not decided when the schedule was edited",
+    "JobDeleted": "it was due and not decided when the LeasedJob was deleted",
 }
 
 

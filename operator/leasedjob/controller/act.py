@@ -47,6 +47,7 @@ from leasedjob.controller.tracing import trace_parent
 from leasedjob.errors import DatabaseRefusedError, SchemaMissingError
 from leasedjob.identity import RunIdentity, run_key_for
 from leasedjob.lease.rows import (
+    BUSY_SCHEDULES_CHANGED,
     REASON_AFTER_FAILURES,
     REASON_CANCELLED,
     REASON_OVERLAP,
@@ -144,7 +145,7 @@ class Actor:
                 with self.launches.expected():
                     return await self._claim(entry, view, action)
             case RecordTicks():
-                return await self._record(entry, action)
+                return await self._record(entry, view, action)
             case SuspendFailing():
                 return await self._suspend(entry, action)
             case _:
@@ -237,12 +238,13 @@ class Actor:
         run = (await self.store.runs_by_id(self.settings.cluster, [UUID(pod.lease_id)])).get(UUID(pod.lease_id))
         return run is not None and run.status is JobSchedulerStatus.RUNNING and run.attempt == pod.attempt
 
-    async def _record(self, entry: Entry, action: RecordTicks) -> Progress:
+    async def _record(self, entry: Entry, view: JobView, action: RecordTicks) -> Progress:
         record = self.store.record_suspended if action.suspended else self.store.record_ticks
-        answer = await record(self.settings.cluster, entry.code, action.through, action.ranges)
+        answer = await record(self.settings.cluster, entry.code, action.through, action.ranges, version=view.version)
         if answer.recorded:
             await self._missed(entry, action.ranges)
             return Progress(watermark=answer.watermark)
+        entry.state_stale = True  # the code's schedules may have changed
         # Another cluster may be active with the code, where these ticks are due.
         return Progress(watermark=answer.watermark, again_in=SUSPENDED_AGAIN if action.suspended else 0.5)
 
@@ -265,6 +267,8 @@ class Actor:
                 self.metrics.ticks_skipped.labels(r.reason.value).inc(r.count)
                 continue
             self.metrics.ticks_missed.labels(r.reason.value).inc(r.count)
+            if r.reason.kind == "dropped":  # whoever edited the schedule knows
+                continue
             text = f"{r.count} missed from {run_key_for(r.first)} to {run_key_for(r.last)}: {r.reason}"
             self.events.record(entry.body, EventReason.TICK_MISSED, text, warning=True, once="tick")
 
@@ -307,6 +311,7 @@ class Actor:
             manual=action.manual,
             reopen=reopen,
             dropped=action.dropped,
+            version=view.version,
         )
 
     async def _verdict(
@@ -358,6 +363,7 @@ class Actor:
             case ClaimVerdict.CORDONED:  # and it is known here in a moment
                 return Progress(again_in=2.0)
             case ClaimVerdict.BUSY:
+                entry.state_stale |= result.reason == BUSY_SCHEDULES_CHANGED
                 return Progress(again_in=0.1)
             case ClaimVerdict.UNREGISTERED:
                 # Another replica has heard of a deletion that this one has not: ask, before the object is registered

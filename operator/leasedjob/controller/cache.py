@@ -18,7 +18,6 @@ from uuid import UUID
 from leasedjob.controller.facts import PodFacts, parse_time, pod_facts
 from leasedjob.controller.model import Policy
 from leasedjob.lease.rows import CodeState, Registration, Run
-from leasedjob.schedule import Timetable
 
 Json = Mapping[str, Any]
 Key = tuple[str, str]  # namespace, name of a LeasedJob
@@ -79,7 +78,6 @@ class Entry:
     # from the database
     registered: Registration | None = None  # as it was accepted
     watermark: datetime | None = None
-    registered_schedule: Timetable | None = None  # of `registered`
     state: CodeState | None = None
     state_stale: bool = True  # to be read again before anything rests on it
     spec_differs: bool = False

@@ -17,7 +17,14 @@ from leasedjob.schedule import TickReason, Timetable
 
 LEAST_GRACE: Final = timedelta(minutes=5)
 # Somebody wanted these ticks not to run: that they brought no success is no one's failure.
-EXCUSED: Final = frozenset({TickReason.Suspended, TickReason.SuspendedAfterFailures, TickReason.ScheduleEdited})
+EXCUSED: Final = frozenset(
+    {
+        TickReason.Suspended,
+        TickReason.SuspendedAfterFailures,
+        TickReason.ScheduleEdited,
+        TickReason.JobDeleted,
+    }
+)
 
 
 def success_deadline(

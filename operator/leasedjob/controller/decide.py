@@ -35,7 +35,16 @@ from leasedjob.lease.rows import (
     OverlapRule,
     Run,
 )
-from leasedjob.schedule import MissedRunPolicy, TickRange, TickReason, Timetable, passed_over, ticks_due
+from leasedjob.schedule import (
+    CodeTicks,
+    DueTicks,
+    MissedRunPolicy,
+    TickRange,
+    TickReason,
+    Ticks,
+    passed_over,
+    ticks_due,
+)
 
 LAUNCH_GRACE: Final = timedelta(seconds=0.6)  # how long a claim's own replica has for its Pod before another one helps
 LAUNCH_PATIENCE: Final = timedelta(seconds=10)  # the same, while Pods that others create keep coming
@@ -289,6 +298,7 @@ def _adopted(job: JobView, run: Run, expired: bool, wake: _Wake) -> Iterator[Act
                 if job.now >= deadline:
                     why, message = waiting_reason(pod)
                     yield Stop(run, f"PendingDeadlineExceeded: {joined(why, message)}")
+                    return
                 else:
                     wake.by(deadline)
     if expired:
@@ -467,8 +477,8 @@ def _failing(job: JobView) -> Iterator[SuspendFailing]:
         yield SuspendFailing(latest, job.policy.suspend_after)
 
 
-def _suspended(job: JobView, schedule: Timetable, watermark: datetime, wake: _Wake) -> Iterator[RecordTicks]:
-    """Ticks of a suspended schedule are written down, some time after the first of them: they grow one range, and a
+def _suspended(job: JobView, schedule: Ticks, watermark: datetime, wake: _Wake) -> Iterator[RecordTicks]:
+    """Ticks of a suspended code are written down, some time after the first of them: they grow one range, and a
     resume writes down what is left."""
     first, latest = schedule.next(watermark), schedule.previous(job.now)
     if first is None:
@@ -486,7 +496,7 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
         return
     assert job.watermark is not None
     if policy.suspend or job.suspended:
-        yield from _suspended(job, policy.schedule, job.watermark, wake)
+        yield from _suspended(job, job.ticks or policy.schedule, job.watermark, wake)
         return
     if job.cordoned:
         # Neither run nor recorded: another cluster does that, or this one when the cordon ends.
@@ -495,16 +505,19 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
     wake.by(policy.schedule.next_start(job.now))
     due = ticks_due(
         policy.schedule,
-        job.watermark,
+        # An edit fires no old tick, wherever the watermark stands.
+        job.watermark if job.ticks is None else job.ticks.since(job.schedule_hash, job.watermark),
         job.now,
         policy.missed,
         limit=policy.missed_limit,
         starting_deadline=policy.starting_deadline,
         on_time=ON_TIME,
     )
+    passes = _passes(job, due)
     if not due.claims:
-        if due.dropped:
-            yield RecordTicks(max(r.last for r in due.dropped), due.dropped)
+        ranges = passes[0] if due.dropped or job.ticks is None else _left(job, job.ticks)
+        if ranges:
+            yield RecordTicks(max(r.last for r in ranges), ranges)
         return
     overlap = _overlap(policy, manual=False)
     active = _active(job)
@@ -515,13 +528,24 @@ def _ticks(job: JobView, wake: _Wake) -> Iterator[Action]:
         return
     if job.run_of_tick(due.claims[0]) is not None:
         # Somebody ran this very tick by name: it is decided, and those after it are not held up by it.
-        yield RecordTicks(due.claims[0], due.dropped)
+        yield RecordTicks(due.claims[0], passes[0])
         return
     ticks = due.claims if overlap is OverlapRule.ALLOW else due.claims[:1]
-    dropped = due.dropped
-    for tick in ticks:
+    for tick, dropped in zip(ticks, passes, strict=False):
         yield Claim(JobSchedulerType.SCHEDULE, run_key_for(tick), tick, overlap, dropped=dropped)
-        dropped = ()
+
+
+def _passes(job: JobView, due: DueTicks) -> tuple[tuple[TickRange, ...], ...]:
+    """What each claim passes; what is recorded, if there is none."""
+    if job.ticks is None or job.watermark is None:
+        return (due.dropped, *(() for _ in due.claims[1:]))
+    return job.ticks.widened(due, job.watermark, job.schedule_hash)
+
+
+def _left(job: JobView, ticks: CodeTicks) -> tuple[TickRange, ...]:
+    """What an edit left behind that has come to every cluster by now."""
+    assert job.watermark is not None
+    return ticks.left(job.watermark, job.now, job.schedule_hash)
 
 
 # --- what is tidied up -----------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from leasedjob.controller.decide import Claim, Decision, DeletePod, Launch, deci
 from leasedjob.controller.events import EventReason
 from leasedjob.controller.facts import PodFacts
 from leasedjob.controller.kube import Kube, KubeError
+from leasedjob.controller.left import left_by
 from leasedjob.controller.metrics import Metrics
 from leasedjob.controller.model import FinishPolicy, JobView
 from leasedjob.controller.requests import Requests
@@ -36,7 +37,7 @@ from leasedjob.lease.database import FaultKind
 from leasedjob.lease.migrate import MigrationChangedError, SchemaAheadError
 from leasedjob.lease.rows import CodeState, JobSchedulerStatus, Passed, Registered, Registration, Run
 from leasedjob.lease.store import OperatorStore
-from leasedjob.schedule import TickReason, passed_over
+from leasedjob.schedule import CodeTicks
 
 log = logging.getLogger(__name__)
 ROUNDS: Final = 12  # decisions in one reconcile; each acts on what the one before changed
@@ -265,12 +266,11 @@ class Engine:
         assert wanted is not None
         await self._state(entry)
         if entry.registered != wanted:
-            answer = await self._register.ask((wanted, self._passed(entry, wanted)))
+            answer = await self._register.ask((wanted, left_by(entry.state, wanted, self.clock.now() - CLOCK_MARGIN)))
             entry.state_stale = True
             if answer.busy:
                 return False
             entry.registered, entry.spec_differs = wanted, answer.spec_differs
-            entry.registered_schedule = entry.policy.schedule if entry.policy else None
             if answer.watermark is not None:
                 entry.watermark = answer.watermark
         if not entry.rows_loaded:
@@ -293,27 +293,6 @@ class Engine:
         known = entry.state.watermark if entry.state and entry.registered else None
         if known is not None and (entry.watermark is None or known > entry.watermark):
             entry.watermark = known
-
-    def _passed(self, entry: Entry, wanted: Registration) -> Passed | None:
-        """The ticks that this registration leaves behind: of a schedule that was edited, or of a suspension that ends.
-        Where nobody is left who knows the schedule that was, there is nothing to be said of its ticks."""
-        state = entry.state
-        if state is None or state.registered_uid != wanted.uid or entry.policy is None:
-            return None
-        edited = state.registered_schedule != wanted.schedule_hash
-        if not edited and not (state.registered_suspended and not wanted.suspended):
-            return None
-        schedule = entry.policy.schedule
-        if edited:
-            known = entry.registered is not None and entry.registered.schedule_hash == state.registered_schedule
-            schedule = entry.registered_schedule if known else None
-        if schedule is None:
-            return None
-        now = self.clock.now() - CLOCK_MARGIN
-        reason = TickReason.Suspended if state.registered_suspended else TickReason.ScheduleEdited
-        if state.suspension is not None:
-            reason = TickReason.SuspendedAfterFailures
-        return Passed(at=now, ranges=passed_over(schedule, state.watermark, now, reason))
 
     def _view(self, entry: Entry) -> JobView:
         assert entry.policy is not None or entry.problem is not None
@@ -338,6 +317,9 @@ class Engine:
             suspended=entry.state is not None and entry.state.suspension is not None,
             cordoned=self.actor.cordoned,
             helped_at=now - timedelta(seconds=min(3600.0, time.monotonic() - self.cache.helped_at)),
+            schedule_hash=entry.registered.schedule_hash if entry.registered else "",
+            ticks=CodeTicks.after(entry.state.watermark, entry.state.schedules) if entry.state else None,
+            version=entry.state.version if entry.state else None,
         )
 
     async def _rounds(self, entry: Entry) -> datetime | None:

@@ -7,7 +7,7 @@ for what lies behind it without a record, whether the record was deleted or the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
@@ -17,7 +17,7 @@ from leasedjob.controller.facts import parse_time
 from leasedjob.controller.model import Policy
 from leasedjob.identity import JobSchedulerType, run_key_for
 from leasedjob.lease.rows import REASON_RESTORED, CodeState, JobSchedulerStatus, LedgerEntry, Run
-from leasedjob.schedule import TickReason
+from leasedjob.schedule import InForce, TickReason
 
 _TICK_KEY: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)(?:#r([1-9]\d{0,8}))?")
 
@@ -28,7 +28,11 @@ SAID: Final = {
     TickReason.StartingDeadline: "nobody could start it before startingDeadlineSeconds were over",
     TickReason.MissedRunPolicy: "it was missed, and missedRunPolicy starts only the latest tick, or none",
     TickReason.MissedRunLimit: "more ticks were missed than missedRunLimit",
+    TickReason.SpecDiffers: "it was a tick of another cluster's schedule, and nobody there had started it yet when a "
+    "later tick of this cluster's was decided",
     TickReason.ScheduleEdited: "it was due and not decided yet when the schedule was edited",
+    TickReason.JobDeleted: "it was due, by the LeasedJob that had this name before, and not decided yet when that was "
+    "found deleted",
     REASON_RESTORED: "the database was restored to an earlier point, and what became of the tick is not known",
 }
 
@@ -46,6 +50,7 @@ class Evidence:
         run, shown: its row, and how that is shown.
         reruns: further runs of the tick, the latest first.
         entry: the ledger's range that the tick is in.
+        in_force: the schedules of the code that were in force at the tick, in any cluster, as far as that is known.
         active: other runs of the code that are active.
         waiting: why the workload of its Pod doesn't run yet, reason and message.
         cordoned: why this cluster takes no new runs.
@@ -61,6 +66,7 @@ class Evidence:
     shown: RunStatus | None = None
     reruns: tuple[RunStatus, ...] = ()
     entry: LedgerEntry | None = None
+    in_force: tuple[InForce, ...] = ()
     active: tuple[Run, ...] = ()
     waiting: tuple[str, str] | None = None
     cordoned: str = ""
@@ -94,8 +100,13 @@ def explain(e: Evidence) -> Explanation:
         return _of_no_run(e)
     if e.run_key is not None and e.run_key != run_key_for(e.tick):
         return _said(e, Verdict.NO_SUCH_RUN, "NoSuchRun", f"no run {e.run_key} is recorded")
-    if e.entry is not None:
+    if e.entry is not None and not _was_no_tick(e, e.tick):
         return _of_ledger(e, e.entry)
+    if e.entry is not None:
+        return _of_no_tick_then(e, e.tick)
+    if e.tick > (e.state.watermark if e.state else e.tick) and _elsewhere(e, e.tick):
+        text = "it is no tick of this cluster's schedule, but of one that another cluster has: that one decides it"
+        return _said(e, Verdict.PENDING, TickReason.SpecDiffers, text)
     if e.policy is not None and e.policy.schedule is None:
         return _said(e, Verdict.NOT_A_TICK, "NotATick", "a LeasedJob of type Initial has no ticks")
     if e.policy is not None and e.policy.schedule is not None and not e.policy.schedule.matches(e.tick):
@@ -187,6 +198,28 @@ def _of_no_tick(e: Evidence, tick: datetime) -> Explanation:
     return _said(e, Verdict.NOT_A_TICK, "NotATick", text, previous_tick=before, next_tick=after)
 
 
+def _was_no_tick(e: Evidence, tick: datetime) -> bool:
+    """Whether it is known that no schedule that was in force then had it."""
+    return bool(e.in_force) and all(s.known and not s.has(tick) for s in e.in_force)
+
+
+def _of_no_tick_then(e: Evidence, tick: datetime) -> Explanation:
+    found = sorted({t for s in e.in_force for t in (s.previous(tick), s.next(tick)) if t is not None})
+    before, after = ([t for t in found if t < tick], [t for t in found if t > tick])
+    nearest = " and ".join(run_key_for(t) for t in (*before[-1:], *after[:1])) or "none"
+    named = ", ".join(dict.fromkeys(f'"{s.ticks.expression}" in {s.ticks.time_zone}' for s in e.in_force if s.ticks))
+    text = f"no tick of what was in force then, {named or 'no schedule'}; the nearest: {nearest}"
+    shown = {"previous_tick": before[-1] if before else None, "next_tick": after[0] if after else None}
+    return _said(replace(e, entry=None), Verdict.NOT_A_TICK, "NotATick", text, **shown)
+
+
+def _elsewhere(e: Evidence, tick: datetime) -> bool:
+    """Whether it is a tick of a schedule that is in force, though not of this cluster's."""
+    own = e.policy.schedule if e.policy else None
+    mine = own is not None and own.matches(tick)
+    return not mine and any(s.until is None and s.has(tick) for s in e.in_force)
+
+
 def _hindrance(e: Evidence) -> tuple[str, str] | None:
     """Why no tick of the schedule starts anything now."""
     if e.problem is not None:
@@ -239,6 +272,12 @@ def _behind(e: Evidence, tick: datetime, state: CodeState) -> Explanation:
     if marks and tick <= max(marks):
         text = f"records up to {_at(max(marks))} were deleted, so what became of it is not known any more"
         return _said(e, Verdict.PRUNED, "Pruned", text)
+    if any(not s.known for s in e.in_force):
+        text = (
+            f"it lies before the watermark, {_at(state.watermark)}, and there is no record of it: the schedule of that "
+            "time was registered by an earlier release, which didn't keep it, so nobody can say whether it was due"
+        )
+        return _said(e, Verdict.BEFORE_WATERMARK, "NotRecorded", text)
     text = (
         f"it lies before the watermark, {_at(state.watermark)}, and was never due: ticks count from the LeasedJob's "
         "creation, and from an edit of its schedule or a resume on"

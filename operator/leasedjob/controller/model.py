@@ -14,7 +14,7 @@ from leasedjob.controller.facts import PodFacts
 from leasedjob.identity import JobSchedulerType, run_key_for
 from leasedjob.lease.rows import Run
 from leasedjob.lease.trust import Timing
-from leasedjob.schedule import MissedRunPolicy, Timetable
+from leasedjob.schedule import CodeTicks, MissedRunPolicy, Timetable
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,9 @@ class JobView:
     suspended: bool = False  # after failures, in all clusters
     cordoned: str = ""  # why this cluster takes no new runs
     helped_at: datetime | None = None  # when a Pod was last seen that another replica has created
+    schedule_hash: str = ""  # as it is registered
+    ticks: CodeTicks | None = None  # all of the code that aren't decided yet; None: those of the policy's schedule
+    version: int | None = None  # of what `ticks` are of
 
     def run_with_key(self, lock_key: str) -> Run | None:
         return next((r for r in self.rows.values() if r.lock_key == lock_key), None)

@@ -49,7 +49,7 @@ from leasedjob.lease.rows import (
     Run,
 )
 from leasedjob.lease.store import OperatorStore
-from leasedjob.schedule import TickReason, passed_over
+from leasedjob.schedule import CodeTicks, InForce, TickReason, passed_over
 
 log = logging.getLogger(__name__)
 POD_DELETED: Final = "PodDeleted"  # what an audit line says of a Pod that was stopped
@@ -218,8 +218,10 @@ class Requests:
         run = await self._row(about.lock_key)
         reruns: Sequence[RunStatus] = ()
         ledger = None
+        in_force: tuple[InForce, ...] = ()
         if about.tick is not None:
             ledger = await self._store.ledger_at(entry.code, about.tick)
+            in_force = await self._store.schedules_at(entry.code, about.tick)
             (found,) = await runs_of(self._store, self._cluster, entry.code, [about.tick], None)
             reruns = [self._shown(view, r) for r in found.runs[1:][::-1] if r.lock_key != about.lock_key]
         return explain(
@@ -234,6 +236,7 @@ class Requests:
                 shown=self._shown(view, run) if run else None,
                 reruns=tuple(reruns[:MAX_RUNS]),
                 entry=ledger,
+                in_force=in_force,
                 active=tuple(r for r in view.rows.values() if not r.terminal and r.lock_key != about.lock_key),
                 waiting=waiting_of(run, view.pods),
                 cordoned=view.cordoned,
@@ -351,10 +354,10 @@ class Requests:
             text = f"the schedule was not suspended after failures{also}"
             return await self._answers.say(body, entry, RunPhase.SUCCEEDED, RepairReason.NOT_SUSPENDED, text)
         now = self._clock.now()
-        schedule = entry.policy.schedule
-        ranges = passed_over(schedule, state.watermark, now, TickReason.SuspendedAfterFailures) if schedule else ()
+        ticks = CodeTicks.after(state.watermark, state.schedules)
+        ranges = passed_over(ticks, state.watermark, now, TickReason.SuspendedAfterFailures)
         busy, resumed, watermark = await self._store.resume_code(
-            entry.code, Passed(at=now, ranges=ranges), self._asked(entry, body, spec)
+            entry.code, Passed(at=now, ranges=ranges, version=state.version), self._asked(entry, body, spec)
         )
         entry.state_stale = True
         if busy:

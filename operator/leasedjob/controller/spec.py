@@ -20,6 +20,7 @@ from leasedjob.controller.settings import Settings
 from leasedjob.errors import InvalidJobIdentityOptionsError, InvalidScheduleError
 from leasedjob.identity import JobSchedulerType, RunIdentity, job_code
 from leasedjob.lease.rows import Registration
+from leasedjob.schedule import written
 
 UNKNOWN_FIELD: Final = "UnknownField"
 
@@ -99,6 +100,7 @@ def derive(entry: Entry, settings: Settings) -> None:
         spec_hash=_hash({k: v for k, v in entry.body["spec"].items() if k not in ("suspend", "sidecar", "monitoring")}),
         policy=policy.concurrency.value,
         suspended=policy.suspend,
+        schedule=written(policy.schedule),
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from leasedjob.schedule.due import TickRange
+    from leasedjob.schedule.inforce import InForce
 
 CLAIM_LEASE_MS: Final = 60_000
 INTERRUPTION_LIMIT: Final = 20
@@ -38,6 +39,7 @@ REASON_AFTER_FAILURES: Final = "SuspendedAfterFailures"
 REASON_RELEASED: Final = "Released"
 REASON_FORGOTTEN: Final = "Forgotten"
 REASON_RESTORED: Final = "Restored"
+BUSY_SCHEDULES_CHANGED: Final = "the schedules changed"  # why a claim is busy
 
 
 class JobSchedulerStatus(StrEnum):
@@ -106,9 +108,11 @@ class Registration:
         code: the job's code.
         uid: the object's uid; another uid than before means that the object was created anew.
         created_at: the object's creationTimestamp, aware.
-        schedule_hash: of schedule, time zone and clock-change policy: another value moves the watermark to now.
+        schedule_hash: of all that decides which instants are ticks: another value is an edit of the schedule.
         spec_hash: of what must agree between clusters.
         policy: the concurrencyPolicy: Forbid, Allow or Replace. The strictest of all clusters wins.
+        schedule: what `schedule_hash` is of, as `leasedjob.schedule.written` has it: whoever registers another one
+            later can say what this one left. None: not said, as releases before this one did.
     """
 
     code: str
@@ -120,19 +124,22 @@ class Registration:
     spec_hash: str
     policy: str
     suspended: bool = False
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """Ticks that a registration leaves behind, by an edit of the schedule or by a resume.
+    """Ticks that a registration leaves behind: by an edit of the schedule, a resume, or an object created anew.
 
     Args:
         at: the instant, by the database's clock, up to which the ticks after the watermark are in `ranges`.
         ranges: where the registration moves the watermark they are written to the ledger.
+        version: `CodeState.version` that they were computed from. None: not judged.
     """
 
     at: datetime
     ranges: tuple[TickRange, ...]
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +178,8 @@ class ClaimRequest:
         manual: a person asked: the watermark is neither judged nor moved.
         reopen: with `manual`: an exhausted or waiting FAIL row may be claimed again. SUCCESS never.
         dropped: tick ranges to record when the watermark moves past them.
+        version: `CodeState.version` that they were computed from: busy, if the code's schedules have changed since.
+            None: not judged.
     """
 
     identity: RunIdentity
@@ -189,6 +198,7 @@ class ClaimRequest:
     manual: bool = False
     reopen: bool = False
     dropped: tuple[TickRange, ...] = ()
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +327,8 @@ class Recorded:
     """The answer to `record_ticks`.
 
     Args:
-        recorded: False: the code was busy, unregistered, or the watermark had moved into the range. Look again.
+        recorded: False: the code was busy, unregistered, its schedules had changed, or the watermark had moved into the
+            range. Look again.
         watermark: where it stands now; None if the code is unknown.
     """
 
@@ -355,6 +366,8 @@ class CodeState:
         ledger_through, pruned_through: up to which ticks ranges of the ledger, and runs, were deleted.
         registered_uid, registered_suspended, registered_schedule: the asking cluster's registration; None: it has none.
         active_elsewhere: another cluster is active with the code.
+        schedules: those that are in force, and those that were later than the watermark.
+        version: of them; another one if they have changed.
     """
 
     code: str
@@ -370,6 +383,8 @@ class CodeState:
     registered_schedule: str | None
     active_elsewhere: bool
     db_now: datetime
+    schedules: tuple[InForce, ...] = ()
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

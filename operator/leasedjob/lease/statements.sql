@@ -19,11 +19,11 @@ SELECT a.* FROM (SELECT %(cluster)s::text AS name
 
 -- name: record_ticks
 -- Records ticks that don't run, and moves the watermark.
-SELECT * FROM leasedjob.record_ticks(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb);
+SELECT * FROM leasedjob.record_ticks(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb, %(version)s);
 
 -- name: record_suspended
 -- Records ticks of a suspended object, unless another cluster is active with the code.
-SELECT * FROM leasedjob.record_suspended(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb);
+SELECT * FROM leasedjob.record_suspended(%(cluster)s, %(code)s, %(through)s, %(ranges)s::jsonb, %(version)s);
 
 -- name: suspend_failing
 -- Suspends a schedule whose last runs have failed.
@@ -31,7 +31,7 @@ SELECT * FROM leasedjob.suspend_failing(%(cluster)s, %(code)s, %(limit)s);
 
 -- name: resume_code
 -- Ends a suspension after failures.
-SELECT * FROM leasedjob.resume_code(%(code)s, %(at)s, %(ranges)s::jsonb, %(audit)s::jsonb);
+SELECT * FROM leasedjob.resume_code(%(code)s, %(at)s, %(ranges)s::jsonb, %(version)s, %(audit)s::jsonb);
 
 -- name: cancel_run
 -- Ends a run for good, with an audit line.
@@ -88,18 +88,25 @@ SELECT c.code, c.watermark, c.created_at, c.ledger_through, c.suspended_at, c.su
        (SELECT jsonb_object_agg(n.kind, n.count) FROM leasedjob.tick_count n WHERE n.code = c.code) AS counts,
        (SELECT jsonb_agg(to_jsonb(l) ORDER BY l.first DESC)
           FROM (SELECT * FROM leasedjob.tick_ledger t WHERE t.code = c.code
-                 ORDER BY t.first DESC, t.kind LIMIT %(limit)s) l) AS ledger
+                 ORDER BY t.first DESC, t.kind LIMIT %(limit)s) l) AS ledger,
+       c.schedules_version AS version,
+       (SELECT jsonb_agg(to_jsonb(s) ORDER BY s.since, s.id) FROM leasedjob.code_schedule s
+         WHERE s.code = c.code AND (s.until IS NULL OR s.until > c.watermark)) AS schedules
   FROM leasedjob.job_code c
   LEFT JOIN leasedjob.pruned_through p ON p.code = c.code
   LEFT JOIN leasedjob.job_registration g ON g.code = c.code AND g.cluster = %(cluster)s
  WHERE c.code = ANY (%(codes)s::text[]);
 
 -- name: codes_with_news
--- Registered codes whose ledger or suspension has changed since, and when it did.
+-- Registered codes whose ledger, suspension or, as other clusters have them too, schedules have changed since, and when.
 SELECT n.code, max(n.at) AS at
   FROM (SELECT l.code, l.decided_at AS at FROM leasedjob.tick_ledger l WHERE l.decided_at >= %(since)s
         UNION ALL
-        SELECT c.code, c.suspension_changed_at FROM leasedjob.job_code c WHERE c.suspension_changed_at >= %(since)s) n
+        SELECT c.code, c.suspension_changed_at FROM leasedjob.job_code c WHERE c.suspension_changed_at >= %(since)s
+        UNION ALL
+        SELECT s.code, s.changed_at FROM leasedjob.code_schedule s
+         WHERE s.changed_at >= %(since)s
+           AND EXISTS (SELECT FROM leasedjob.job_registration o WHERE o.code = s.code AND o.cluster <> %(cluster)s)) n
  WHERE EXISTS (SELECT FROM leasedjob.job_registration g WHERE g.code = n.code AND g.cluster = %(cluster)s)
  GROUP BY n.code;
 
@@ -109,6 +116,13 @@ SELECT l.*
   FROM (SELECT * FROM leasedjob.tick_ledger t
          WHERE t.code = %(code)s AND t.first <= %(at)s ORDER BY t.first DESC, t.kind LIMIT 1) l
  WHERE l.last >= %(at)s;
+
+-- name: schedules_at
+-- The schedules of a code that were in force at an instant.
+SELECT s.code, s.schedule_hash, s.schedule, s.since, s.until
+  FROM leasedjob.code_schedule s
+ WHERE s.code = %(code)s AND s.since < %(at)s AND (s.until IS NULL OR s.until >= %(at)s)
+ ORDER BY s.since, s.id;
 
 -- name: prune_ledger
 -- Deletes some old ranges of the ledger, audit lines and backfills.

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
     from leasedjob.schedule.due import TickRange
+    from leasedjob.schedule.inforce import InForce
 
 Observer = Callable[[str, float, str], None]
 
@@ -132,12 +133,12 @@ class OperatorStore:
 
         Of several jobs with one code the first counts. What it does to the watermark: a new code begins at its
         object's creation; an edit of the schedule, or a resume, moves it to now; an object created anew moves it to
-        its creation. It never moves back, and create and resume leave it alone while another cluster has the code
-        active.
+        its creation. It never moves back, and stays while another cluster has the code active. Whether or not it moves,
+        ticks of a schedule count from when it came into force (`CodeState.schedules`).
 
         Args:
-            passed: by code, the ticks that an edit or a resume leaves behind; busy where they were computed from an
-                older watermark.
+            passed: by code, the ticks that an edit, a resume or a new object leaves behind; busy where they were
+                computed from an older watermark or other schedules, or where they are needed and missing.
         """
         if not jobs:
             return []
@@ -153,6 +154,7 @@ class OperatorStore:
                 "spec_hash": job.spec_hash,
                 "policy": job.policy,
                 "suspended": job.suspended,
+                "schedule": None if job.schedule is None else json.loads(job.schedule),
                 **_passed_json((passed or {}).get(job.code)),
             }
             for ordinal, job in enumerate(jobs)
@@ -217,19 +219,27 @@ class OperatorStore:
         found = {row["lock_key"]: ClaimResult(verdict=ClaimVerdict.PRUNED, db_now=row["db_now"]) for row in rows}
         return {i: found[i.lock_key] for i in identities if i.lock_key in found}
 
-    async def record_ticks(self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange]) -> Recorded:
-        """Writes tick ranges to the ledger and moves the watermark to `through`, where nothing is to be claimed."""
+    async def record_ticks(
+        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange], *, version: int | None = None
+    ) -> Recorded:
+        """Writes tick ranges to the ledger and moves the watermark to `through`, where nothing is to be claimed.
+
+        Args:
+            version: `CodeState.version` that the ranges were computed from; None: not judged.
+        """
+        written = json.dumps(_ranges_json(ranges))
         (row,) = await self._rows(
-            "record_ticks", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
+            "record_ticks", cluster=cluster, code=code, through=through, ranges=written, version=version
         )
         return Recorded(**row)
 
     async def record_suspended(
-        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange]
+        self, cluster: str, code: str, through: datetime, ranges: Sequence[TickRange], *, version: int | None = None
     ) -> Recorded:
         """As `record_ticks`, for a suspended object: nothing where another cluster is active with the code."""
+        written = json.dumps(_ranges_json(ranges))
         (row,) = await self._rows(
-            "record_suspended", cluster=cluster, code=code, through=through, ranges=json.dumps(_ranges_json(ranges))
+            "record_suspended", cluster=cluster, code=code, through=through, ranges=written, version=version
         )
         return Recorded(**row)
 
@@ -257,6 +267,7 @@ class OperatorStore:
             code=code,
             at=passed.at,
             ranges=json.dumps(_ranges_json(passed.ranges)),
+            version=passed.version,
             audit=_audit_json(asked),
         )
         return bool(row["busy"]), bool(row["resumed"]), row["watermark"]
@@ -453,6 +464,10 @@ class OperatorStore:
         for row in await self._rows("ledger_at", code=code, at=at):
             return LedgerEntry(count_is_exact=row.pop("exact"), **row)
         return None
+
+    async def schedules_at(self, code: str, at: datetime) -> tuple[InForce, ...]:
+        """The schedules of the code that were in force at that instant, as far as that is still known."""
+        return tuple(_in_force(row) for row in await self._rows("schedules_at", code=code, at=at))
 
     async def runs_by_key(self, cluster: str, lock_keys: Collection[str]) -> dict[str, Run]:
         """The rows of these lock keys, where they exist; `cluster` only decides `held_here`."""
@@ -658,7 +673,13 @@ def _ranges_json(ranges: Sequence[TickRange]) -> list[dict[str, Any]]:
 
 
 def _passed_json(passed: Passed | None) -> dict[str, Any]:
-    return {} if passed is None else {"passed_at": passed.at.isoformat(), "passed": _ranges_json(passed.ranges)}
+    if passed is None:
+        return {}
+    return {
+        "passed_at": passed.at.isoformat(),
+        "passed": _ranges_json(passed.ranges),
+        "version": passed.version,
+    }
 
 
 def _audit_json(asked: Asked) -> str:
@@ -680,8 +701,18 @@ def _code_state(row: DictRow) -> CodeState:
         suspension=None if since is None else Suspension(since=since, by=by, runs=runs, reason=reason),
         counts=row.pop("counts") or {},
         ledger=tuple(_ledger_entry(entry) for entry in row.pop("ledger") or ()),
+        schedules=tuple(_in_force(entry) for entry in row.pop("schedules") or ()),
         **row,
     )
+
+
+def _in_force(raw: Mapping[str, Any]) -> InForce:
+    """A row of code_schedule, as JSON or as it is."""
+    from leasedjob.schedule.inforce import InForce  # not the sidecar's concern, which starts with every run
+
+    since, until = (datetime.fromisoformat(t) if isinstance(t, str) else t for t in (raw["since"], raw["until"]))
+    text = None if raw["schedule"] is None else json.dumps(raw["schedule"], sort_keys=True)
+    return InForce.of(raw["schedule_hash"], text, raw["code"], since, until)
 
 
 def _ledger_entry(raw: Mapping[str, Any]) -> LedgerEntry:
@@ -744,6 +775,7 @@ def _own_json(ordinal: int, request: ClaimRequest) -> dict[str, Any]:
         "name": request.name,
         "job_name": request.job_name,
         "job_uid": request.job_uid,
+        "version": request.version,
     }
 
 

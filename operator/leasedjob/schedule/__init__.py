@@ -17,6 +17,7 @@ from leasedjob.schedule.due import (
     ticks_due,
 )
 from leasedjob.schedule.evaluation import ClockChangePolicy, ClockEffect, Schedule
+from leasedjob.schedule.inforce import CodeTicks, InForce, written
 from leasedjob.schedule.timetable import MAX_JITTER_SECONDS, MAX_SCHEDULES, Timetable
 from leasedjob.schedule.upcoming import Upcoming, preview
 from leasedjob.schedule.zones import DEFAULT_ZONE, ClockChange, clock_changes, load_zone, zone_names
@@ -30,7 +31,9 @@ __all__ = [
     "ClockChange",
     "ClockChangePolicy",
     "ClockEffect",
+    "CodeTicks",
     "DueTicks",
+    "InForce",
     "MissedRunPolicy",
     "Schedule",
     "TickRange",
@@ -43,5 +46,6 @@ __all__ = [
     "passed_over",
     "preview",
     "ticks_due",
+    "written",
     "zone_names",
 ]

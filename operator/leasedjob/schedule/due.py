@@ -31,17 +31,24 @@ class TickReason(StrEnum):
     MissedRunLimit = "MissedRunLimit"  # RunAll starts at most missedRunLimit
     Suspended = "Suspended"  # spec.suspend
     SuspendedAfterFailures = "SuspendedAfterFailures"  # suspendAfterFailures
+    SpecDiffers = "SpecDiffers"  # another cluster's schedule has them, and this cluster's went on
     ScheduleEdited = "ScheduleEdited"  # they were ticks of the schedule that was
+    JobDeleted = "JobDeleted"  # they were ticks of an object that is gone
 
     @property
     def kind(self) -> str:
-        """The ledger's word: skipped by policy, missed because it was too late, dropped by an edit."""
+        """The ledger's word: skipped by policy, missed because it was too late, dropped with the schedule that was."""
         match self:
             case TickReason.Suspended | TickReason.SuspendedAfterFailures:
                 return "skipped"
-            case TickReason.ScheduleEdited:
+            case TickReason.ScheduleEdited | TickReason.JobDeleted:
                 return "dropped"
-            case TickReason.StartingDeadline | TickReason.MissedRunPolicy | TickReason.MissedRunLimit:
+            case (
+                TickReason.StartingDeadline
+                | TickReason.MissedRunPolicy
+                | TickReason.MissedRunLimit
+                | TickReason.SpecDiffers
+            ):
                 return "missed"
             case _:
                 assert_never(self)
