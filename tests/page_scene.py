@@ -60,7 +60,7 @@ class Scene:
         self._settings = Settings(
             cluster=HERE, identity="leasedjob-7c9f8d6b5-x2x7q", page_port=self.port, compare_seconds=3600, **settings
         )
-        self._tenants: list[Json] = []
+        self.asked: list[str] = []  # statements, in their order
         self._loop = asyncio.new_event_loop()
         self._stop: asyncio.Event
         self._ready = threading.Event()
@@ -92,7 +92,7 @@ class Scene:
             kube.answered_at = time.monotonic()
             pool = operator_pool(Credentials.from_conninfo(self.dsn), max_size=3)
             await stack.enter_async_context(pool)
-            store = OperatorStore(pool.connection)
+            store = OperatorStore(pool.connection, observe=lambda name, _seconds, _fault: self.asked.append(name))
             settings = self._settings
             actor = Actor(
                 settings, kube, store, TenantSecrets(settings, kube, metrics), Recorder(kube, "x"), clock, metrics

@@ -22,6 +22,7 @@ from tests.browser import Browser, Tab, chromium
 from tests.integration.conftest import OWNER, OWNER_PASSWORD
 from tests.page_scene import FAR, HERE, THERE, Scene, night, scene
 
+from leasedjob.controller.page.observe import DATABASE_SECONDS
 from leasedjob.controller.page.query import PAGE_ROWS
 from leasedjob.controller.page.views import frame
 from leasedjob.controller.page.words import relative
@@ -679,6 +680,24 @@ def test_many_at_once_are_sent_away_and_nobody_waits_for_ever(stage: Scene) -> N
     assert set(found) <= {200, 503}
     assert 200 in found
     assert ask(stage, "/")[0] == 200
+
+
+def test_nobody_who_looks_costs_nothing_and_many_cost_what_one_does(stage: Scene) -> None:
+    time.sleep(0.2)
+    stage.asked.clear()
+    for _ in range(5):
+        for path in ("/", "/not-run", "/?state=failing"):
+            assert ask(stage, path)[0] == 200
+    assert stage.asked == []  # jobs, runs and ranges are in memory
+    began = time.monotonic()
+    for _ in range(20):
+        ask(stage, "/leases")
+        ask(stage, "/clusters")
+        ask(stage, "/timeline")
+    rounds = (time.monotonic() - began) // DATABASE_SECONDS + 2
+    assert stage.asked.count("known_clusters") <= rounds
+    assert stage.asked.count("runs_since") <= rounds
+    assert set(stage.asked) == {"held_leases", "known_clusters", "runs_since"}
 
 
 class LoopLag:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,9 +33,11 @@ from leasedjob.controller.page.hosts import allowed, parse_hosts
 from leasedjob.controller.page.lanes import Kind
 from leasedjob.controller.page.markup import Html, el, join, path
 from leasedjob.controller.page.model import Seen, State, job_of, snapshot_of
+from leasedjob.controller.page.observe import Kept
 from leasedjob.controller.page.query import BadQuery, Query, Sort, cut, select
 from leasedjob.controller.page.words import both, brief, relative, span
 from leasedjob.controller.settings import Settings, SettingsError
+from leasedjob.errors import DatabaseUnavailableError
 from leasedjob.lease.rows import CodeState, JobSchedulerStatus, LedgerEntry, Run, Suspension
 
 SUCCESS, FAIL = JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
@@ -329,6 +332,70 @@ def test_pages() -> None:
     shown, place = cut(range(250), 99)
     assert (shown, place.page, place.pages, place.first) == (range(200, 250), 3, 3, 201)
     assert cut([], 1)[1].first == 0
+
+
+# --- what is asked, and kept ------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """Something that can be asked, and held up."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go = asyncio.Event()
+        self.go.set()
+        self.fault: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.asked += 1
+        number = self.asked
+        await self.go.wait()
+        if self.fault is not None:
+            raise self.fault
+        return number
+
+
+async def test_many_who_ask_at_once_ask_once() -> None:
+    answers = Answers()
+    kept = Kept(answers, 60, 60)
+    assert await asyncio.gather(*(kept.get() for _ in range(20))) == [1] * 20
+    assert await kept.get() == 1
+    assert answers.asked == 1
+
+
+@pytest.mark.parametrize("fault", [DatabaseUnavailableError("refused"), TimeoutError(), ZeroDivisionError()])
+async def test_what_can_not_be_had_anew_stays_as_it_was(fault: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    answers = Answers()
+    kept = Kept(answers, 0, 60)
+    assert await kept.get() == 1
+    answers.fault = fault
+    assert await kept.get() == 1
+    assert kept.fault
+    assert bool(caplog.records) is isinstance(fault, ZeroDivisionError)
+    answers.fault = None
+    assert await kept.get() == 3
+    assert not kept.fault
+
+
+async def test_nobody_waits_long_for_what_is_slow() -> None:
+    answers = Answers()
+    answers.go.clear()
+    kept = Kept(answers, 0, 60)
+    assert await kept.get(0.01) is None
+    answers.go.set()
+    assert await kept.get() == 1
+    answers.go.clear()
+    assert await kept.get() == 1  # the last one, while the next is on its way
+    assert answers.asked == 2
+    await kept.close()
+
+
+async def test_a_limit_is_kept() -> None:
+    answers = Answers()
+    answers.go.clear()
+    kept = Kept(answers, 60, 0.01)
+    assert await kept.get() is None
+    assert kept.fault == "no answer in time"
 
 
 # --- the timeline -----------------------------------------------------------------------------------------------------

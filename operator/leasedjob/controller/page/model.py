@@ -22,6 +22,7 @@ from leasedjob.lease.clusters import KnownCluster
 from leasedjob.lease.rows import AuditLine, CodeState, JobSchedulerStatus, RegisteredBy, Run
 
 LATE_AFTER: Final = timedelta(seconds=60)  # a tick that nobody has decided for so long is worth a word
+PAGE: Final = "This page"  # among the sources
 Json = Mapping[str, Any]
 
 

@@ -7,6 +7,7 @@ thread does the work that takes more than a moment, so that a due tick never wai
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -17,15 +18,18 @@ from leasedjob.controller.cache import Entry
 from leasedjob.controller.engine import DATABASE_FAULTS, Engine
 from leasedjob.controller.gauges import Gauges
 from leasedjob.controller.loops import Health
-from leasedjob.controller.page.model import About, Job, Leases, Seen, Snapshot, Source, job_of, snapshot_of
+from leasedjob.controller.page.model import PAGE, About, Job, Leases, Seen, Snapshot, Source, job_of, snapshot_of
 from leasedjob.controller.page.query import Window
 from leasedjob.lease.rows import Run
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 SLICE: Final = 50  # jobs looked at before others may go on
 SNAPSHOT_SECONDS: Final = 2.0  # for which one serves everybody
 DATABASE_SECONDS: Final = 5.0  # the same of what the database said
 ASK_SECONDS: Final = 10.0  # for which the database is waited for
+LOOK_SECONDS: Final = 120.0  # that looking at all jobs may take, on a machine that has other things to do
+OLD_AFTER: Final = 30.0  # what is older than that was not brought up to date in time
 FIRST_SECONDS: Final = 15.0  # for which a page waits that has nothing to show yet
 DATABASE_PATIENCE: Final = 3.0  # the same for what only the database knows
 LEASES: Final = 500
@@ -36,11 +40,17 @@ SILENT_AFTER: Final = 15.0  # the database is asked every second
 
 
 class Kept(Generic[T]):
-    """An answer that is kept for a while and asked for once at a time. While it can't be had the last one stays."""
+    """An answer that is kept for a while and asked for once at a time. While it can't be had the last one stays.
 
-    def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
+    Args:
+        seconds: for which it is kept.
+        limit: seconds that asking may take.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float, limit: float) -> None:
         self._ask = ask
         self._seconds = seconds
+        self._limit = limit
         self._task: asyncio.Task[None] | None = None
         self._tried = -seconds
         self.value: T | None = None
@@ -63,11 +73,14 @@ class Kept(Generic[T]):
 
     async def _renew(self) -> None:
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(self._limit):
                 self.value = await self._ask()
             self.at, self.fault = time.monotonic(), ""
         except (*DATABASE_FAULTS, TimeoutError) as e:
             self.fault = str(e) or "no answer in time"
+        except Exception:  # a fault of the page's own is nobody's run
+            log.exception("the status page can't be brought up to date")
+            self.fault = "a fault of the page, which is in the operator's log"
         finally:
             self._task = None
 
@@ -91,9 +104,9 @@ class Observer:
         self._gauges = gauges
         self._worker = worker
         self._jobs: dict[str, Job] = {}  # by uid
-        self._snapshot = Kept(self._look, SNAPSHOT_SECONDS)
-        self._leases = Kept(self._ask_leases, DATABASE_SECONDS)
-        self._runs = {window: Kept(self._runs_of(window), DATABASE_SECONDS) for window in Window}
+        self._snapshot = Kept(self._look, SNAPSHOT_SECONDS, LOOK_SECONDS)
+        self._leases = Kept(self._ask_leases, DATABASE_SECONDS, ASK_SECONDS)
+        self._runs = {window: Kept(self._runs_of(window), DATABASE_SECONDS, ASK_SECONDS) for window in Window}
         self._abouts: OrderedDict[str, Kept[About]] = OrderedDict()
 
     async def close(self) -> None:
@@ -188,7 +201,7 @@ class Observer:
                 store = self._engine.store
                 return About(tuple(await store.registered_by(code)), tuple(await store.audit(code, limit=AUDIT)))
 
-            kept = Kept(ask, DATABASE_SECONDS)
+            kept = Kept(ask, DATABASE_SECONDS, ASK_SECONDS)
         self._abouts[code] = kept
         if len(self._abouts) > ABOUTS:
             _, oldest = self._abouts.popitem(last=False)
@@ -208,7 +221,11 @@ class Observer:
         if not silence and health.staleness() > SILENT_AFTER:
             silence = f"the watch of {', '.join(sorted(health.silent_since))} is silent"
         patience = 2 * engine.settings.compare_seconds + 30
+        taken = None if self._snapshot.at is None else now - self._snapshot.at
+        late = taken is None or taken > OLD_AFTER
+        looked = (Source(PAGE, taken, self._snapshot.fault, True),) if late or self._snapshot.fault else ()
         return (
+            *looked,
             Source("The database", database, fault, bool(fault) or database is None or database > SILENT_AFTER),
             Source("The API server", kube, silence, bool(silence) or kube is None or kube > patience),
         )

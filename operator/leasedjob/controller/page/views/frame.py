@@ -10,6 +10,7 @@ from typing import Final
 from leasedjob import __version__
 from leasedjob.controller.page.markup import Html, document, el, join, path
 from leasedjob.controller.page.model import (
+    PAGE,
     Snapshot,
     Source,
 )
@@ -127,11 +128,12 @@ def _notices(shown: Shown) -> list[Html]:
     for source in shown.sources:
         if not source.stale:
             continue
+        verb = "is not brought up to date" if source.name == PAGE else "does not answer"
         since = "It has not answered yet." if source.age is None else f"It last answered {span(source.age)} ago."
         found.append(
             el(
                 "div",
-                el("strong", f"{source.name} does not answer. "),
+                el("strong", f"{source.name} {verb}. "),
                 since,
                 " What is shown of it may be out of date. ",
                 el("code", source.fault) if source.fault else None,
