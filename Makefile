@@ -71,7 +71,7 @@ lint: $(VENV) ## Style, types, directions of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy -p tests.cluster -p bench -p docsite
+	@$(BIN)/mypy -p tests.cluster -p tests.upgrade -p bench -p docsite
 	@PYTHONPATH=operator $(BIN)/lint-imports --no-cache
 
 generate: $(VENV) ## Write the generated files: the CRDs, pages of the reference
