@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +27,8 @@ from tests.chaos_cluster.records import Done, Evidence, Job, Line, read
 from tests.chaos_cluster.sites import Logs, Site, at_once
 from tests.chaos_cluster.waiting import wait_for
 from tests.cluster.layout import Cache
-from tests.cluster.onenode import HOST_ADDRESS
-from tests.cluster.progress import Progress
+from tests.cluster.onenode import HOST_ADDRESS, HOST_BRIDGE
+from tests.cluster.progress import ClusterError, Progress
 from tests.e2e.kube import Json
 
 HOLDERS: Final = 160
@@ -76,6 +77,7 @@ class _Run:
         self._done: list[Done] = []
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._last = 0.0  # the last tick that is looked at
         self._jobs = plan.jobs(settings.seed, settings.longest)
 
     def run(self) -> Evidence:
@@ -83,10 +85,14 @@ class _Run:
         shutil.rmtree(settings.folder, ignore_errors=True)
         settings.folder.mkdir(parents=True)
         faults = plan.faults(settings.seed, settings.minutes)
-        # Clusters first: the host's address, on which the others listen, comes with them.
-        clusters, image, values = sites.bring_up(plan.CLUSTERS, self._cache, self._progress)
-        database = self._stack.enter_context(Replicated(self._work / "postgresql", HOST_ADDRESS, DOORS))
-        say("PostgreSQL: a primary and its synchronous standby")
+        with ThreadPoolExecutor(1) as beside:
+            starting = beside.submit(self._start_database)
+            try:
+                clusters, image, values = sites.bring_up(plan.CLUSTERS, self._cache, self._progress)
+            except BaseException:
+                self._stop.set()
+                raise
+            database = starting.result()
         recorder = self._recorder()
         secret = {
             "host": HOST_ADDRESS,
@@ -105,34 +111,53 @@ class _Run:
         holding = self._hold(database, recorder, since)
         begin = time.time()
         say(f"{len(self._jobs)} LeasedJobs, {holding.holders} simulated holders; the harm begins: {len(faults)} faults")
-        harm = Harm(by_name, database, lambda: self._processes, self._stop)
-        self._harm(harm, faults, begin)
-        say("all is healed")
-        until = self._settle(installed, database, holding)
-        say("all is decided and ended" if until else "SOMETHING IS STILL OPEN")
-        evidence = Evidence(
-            jobs=self._asked_for(since, holding),
-            until=until or self._last,
-            changes=database.changes(),
-            ranges=database.ranges(),
-            lines=read(self._lines, Line),
-            faults=sorted(self._done, key=lambda done: done.number),
-            addresses={site.name: site.node.address for site in installed},
-            settings={
-                "seed": settings.seed,
-                "minutes": settings.minutes,
-                "what": f"2 clusters with 2 operators each, {len(self._jobs)} LeasedJobs, {holding.holders} simulated"
-                f" holders of {holding.codes} codes",
-                "begin": begin,
-                "jobs": [asdict(job) for job in self._jobs],
-                "plan": [asdict(fault) for fault in faults],
-                "at the end": self._at_end(installed, database),
-            },
-        )
-        evidence.save(settings.folder)
-        return evidence
+
+        def kept(until: float | None) -> Evidence:
+            evidence = Evidence(
+                jobs=self._asked_for(since, holding),
+                until=until or self._last,
+                changes=database.changes(),
+                ranges=database.ranges(),
+                lines=read(self._lines, Line),
+                faults=sorted(self._done, key=lambda done: done.number),
+                addresses={site.name: site.node.address for site in installed},
+                settings={
+                    "seed": settings.seed,
+                    "minutes": settings.minutes,
+                    "what": f"2 clusters with 2 operators each, {len(self._jobs)} LeasedJobs, {holding.holders}"
+                    f" simulated holders of {holding.codes} codes",
+                    "begin": begin,
+                    "jobs": [asdict(job) for job in self._jobs],
+                    "plan": [asdict(fault) for fault in faults],
+                    "at the end": self._at_end(installed, database),
+                },
+            )
+            evidence.save(settings.folder)
+            return evidence
+
+        try:
+            self._harm(Harm(by_name, database, lambda: self._processes, self._stop), faults, begin)
+            say("all is healed")
+            until = self._settle(installed, database, holding)
+        except BaseException:  # what was seen by then can be judged, too
+            self._last = self._last or time.time()
+            with contextlib.suppress(Exception):
+                kept(None)
+            raise
+        say("all is decided and ended" if until else "SOMETHING IS STUCK")
+        return kept(until)
 
     # --- what works --------------------------------------------------------------------------------------------------
+
+    def _start_database(self) -> Replicated:
+        """As soon as there is the host's address, which comes with the clusters."""
+        bridge = Path(f"/sys/class/net/{HOST_BRIDGE}")
+        wait_for(lambda: bridge.exists() or self._stop.is_set(), seconds=900, every=0.2)
+        if not bridge.exists():
+            raise ClusterError("the clusters brought no address of the host's")
+        database = self._stack.enter_context(Replicated(self._work / "postgresql", HOST_ADDRESS, DOORS))
+        self._progress.say("PostgreSQL: a primary and its synchronous standby")
+        return database
 
     @property
     def _lines(self) -> Path:
@@ -277,7 +302,7 @@ class _Run:
                 for pod in site.operators():
                     if sites.backing_off(pod):
                         site.delete(pod)
-        self._last = int(time.time() // MINUTE) * MINUTE
+        self._last = float(time.time() // MINUTE * MINUTE)
         (self._work / "last").write_text(str(self._last))
         codes = {job.code: job for job in self._jobs}
 
@@ -310,10 +335,10 @@ class _Run:
         complete &= within(lambda: all(process.poll() == 0 for process in self._processes))
         # Whoever is still there and should not be is heard of.
         wait_for(lambda: not any(site.pods() for site in installed), seconds=30)
-        return float(self._last) if complete else None
+        return self._last if complete else None
 
     def _latest_tick(self, job: Real) -> int:
-        minutes = self._last // MINUTE
+        minutes = int(self._last // MINUTE)
         return (minutes - (minutes - job.offset) % job.every) * MINUTE
 
     def _at_end(self, installed: Sequence[Site], database: Replicated) -> dict[str, Any]:
