@@ -220,6 +220,13 @@ class TestCutOffTestimony:
             stopped = beat + soonest + 0.01
             assert isinstance(of(timing=timing, workload=b.ended(0, stopped), hold=hold), Undecided)
 
+    @pytest.mark.parametrize("final", [False, True])
+    def test_a_sidecar_whose_clock_is_ahead_proves_nothing(self, final: bool) -> None:
+        """It was dead while the kubelet stopped the workload, which then exited 0; its last beat seems to be later."""
+        said = b.said(beat=310, until=1000, final=final)
+        found = undecided(workload=b.ended(0, 30), hold=b.holder(said, code=137, finished=10))
+        assert found.why == "the sidecar's clock is not its kubelet's"
+
     def test_past_the_trust_deadline_it_does_not_hold(self) -> None:
         assert undecided(hold=b.holder(b.said(beat=30.5, until=29, final=False), code=137)).why not in NOT_YET
 

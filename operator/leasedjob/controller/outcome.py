@@ -69,6 +69,13 @@ def _leased_to_the_end(t: Testimony, pod: PodFacts) -> bool:
     return last.timestamp() <= (t.beat + max(0.0, slack) if t.final else min(t.beat + slack, t.until))
 
 
+def _ahead(t: Testimony, pod: PodFacts) -> bool:
+    """Whether the sidecar says that it was alive after its kubelet saw its end: the two clocks differ, or the node's
+    was set back, and its times can't be compared with the workload's end."""
+    gone = pod.hold.end.finished_at if pod.hold and pod.hold.end else None
+    return gone is not None and t.beat > (gone + BEAT_SLACK).timestamp()
+
+
 def _stopped_before_exit(pod: PodFacts) -> bool:
     """A deletion or disruption came before the last workload container had ended .
 
@@ -119,6 +126,8 @@ def outcome(pod: PodFacts, *, exit_zero_on_stop: ExitZeroOnStop = ExitZeroOnStop
         return Outcome(Result.RELEASE, "Fenced", cut(t.reason), {"released": True, "fencedAt": t.fenced_at})
     if not _leased_to_the_end(t, pod):
         return Undecided("the sidecar was gone before the workload ended")
+    if _ahead(t, pod):
+        return Undecided("the sidecar's clock is not its kubelet's")
     failed = [c for c in (*pod.user_init, *pod.workload) if c.end and c.end.exit_code != 0]
     if _stopped_before_exit(pod):
         if not failed and exit_zero_on_stop is ExitZeroOnStop.SUCCESS:
