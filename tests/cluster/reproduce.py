@@ -8,11 +8,13 @@ sources.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
 import shutil
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -45,6 +47,35 @@ def differing_layers(one: Path, two: Path) -> list[int]:
     return [n - 1 for n, (a, b) in enumerate(zip(parts(one), parts(two), strict=True)) if a != b]
 
 
+def differing_files(one: Path, two: Path, layer: int) -> list[str]:
+    """The files of a layer that are not the same, by content or by what the archive says of them."""
+
+    def contents(layout: Path) -> dict[str, tuple[object, ...]]:
+        name = manifest_digest(layout).removeprefix("sha256:")
+        manifest = json.loads((layout / "blobs" / "sha256" / name).read_text())
+        blob = layout / "blobs" / "sha256" / manifest["layers"][layer]["digest"].removeprefix("sha256:")
+        found: dict[str, tuple[object, ...]] = {}
+        with tarfile.open(blob) as files:
+            for member in files:
+                file = files.extractfile(member) if member.isfile() else None
+                content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
+                found[member.name] = (content, member.mtime, member.mode, member.uid, member.gid, member.type)
+        return found
+
+    first, second = contents(one), contents(two)
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
+def difference(one: Path, two: Path) -> str:
+    """What is not the same, for a person: a few files of each layer."""
+    lines = []
+    for layer in differing_layers(one, two):
+        files = [] if layer < 0 else differing_files(one, two, layer)
+        shown = ", ".join(files[:8]) or "nothing but the order or the compression"
+        lines.append("the configuration" if layer < 0 else f"layer {layer}, {len(files)} files: {shown}")
+    return "\n".join(lines)
+
+
 def build_script(target: str, base: Path, context: Path, work: Path, epoch: int) -> str:
     """Builds the target in a store of its own and writes it as an OCI layout."""
     buildah = ["buildah", "--root", str(work / "store"), "--runroot", str(work / "run")]
@@ -60,36 +91,39 @@ def build_script(target: str, base: Path, context: Path, work: Path, epoch: int)
     return "set -ex\n" + "\n".join(shlex.join(c) for c in commands)
 
 
+def _twice(target: str, base: Path, context: Path, cache: Cache, progress: Progress, epoch: int) -> str:
+    layouts = []
+    with tempfile.TemporaryDirectory(prefix="leasedjob-reproduce-", dir=cache.root) as temporary:
+        for turn in ("first", "second"):
+            work = Path(temporary) / turn
+            (work / "run").mkdir(parents=True)
+            script = build_script(target, base, context, work, epoch)
+            progress.run(
+                ["unshare", "--mount", "--propagation", "private", "bash", "-c", script],
+                what=f"building {target} for the {turn} time",
+                log=cache.logs / f"reproduce-{target}.log",
+                timeout=images.BUILD_SECONDS,
+                env=clean_environment(PATH=packages.search_path(), TMPDIR=str(work / "run")),
+            )
+            layouts.append(work / "layout")
+            shutil.rmtree(work / "store", ignore_errors=True)
+        digests = [manifest_digest(layout) for layout in layouts]
+        if digests[0] != digests[1]:
+            what = difference(*layouts)
+            raise ClusterError(f"{target}: two builds differ: {digests[0]}, {digests[1]}\n{what}")
+    return digests[0]
+
+
 def reproduce(targets: list[str], cache: Cache, progress: Progress, epoch: int) -> dict[str, str]:
     """Digest of each target. Raises ClusterError where two builds differ, with the layers that do."""
     base = images.base_archive(cache, progress)
     packages.ensure(packages.BUILD, cache, progress)
     wheels = images.wheels(cache, progress)
     found = {}
-    for target in targets:
-        layouts = []
-        with tempfile.TemporaryDirectory(prefix="leasedjob-reproduce-", dir=cache.root) as temporary:
-            for turn in ("first", "second"):
-                work = Path(temporary) / turn
-                (work / "run").mkdir(parents=True)
-                with images._context(REPOSITORY, wheels) as context:
-                    script = build_script(target, base, context, work, epoch)
-                    isolated = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
-                    environment = clean_environment(PATH=packages.search_path(), TMPDIR=str(work / "run"))
-                    progress.run(
-                        isolated,
-                        what=f"building {target} for the {turn} time",
-                        log=cache.logs / f"reproduce-{target}.log",
-                        timeout=images.BUILD_SECONDS,
-                        env=environment,
-                    )
-                layouts.append(work / "layout")
-                shutil.rmtree(work / "store", ignore_errors=True)
-            digests = [manifest_digest(layout) for layout in layouts]
-            if digests[0] != digests[1]:
-                where = ", ".join("configuration" if n < 0 else f"layer {n}" for n in differing_layers(*layouts))
-                raise ClusterError(f"{target}: two builds differ: {digests[0]}, {digests[1]} ({where})")
-            found[target] = digests[0]
+    # One copy of the sources for all builds: somebody may be working in the repository.
+    with images._context(REPOSITORY, wheels) as context:
+        for target in targets:
+            found[target] = _twice(target, base, context, cache, progress, epoch)
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import runpy
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -136,16 +139,39 @@ def test_two_builds_share_nothing_but_their_input(tmp_path: Path) -> None:
     assert f"--root {tmp_path}/work/store" in script
 
 
-def test_a_layer_that_differs_is_named(tmp_path: Path) -> None:
-    for name, second in (("one", "b"), ("two", "c")):
-        blobs = tmp_path / name / "blobs" / "sha256"
-        blobs.mkdir(parents=True)
-        layers = [{"digest": "sha256:a"}, {"digest": f"sha256:{second}"}]
-        (blobs / name).write_text(json.dumps({"config": {"digest": "sha256:same"}, "layers": layers}))
-        index = {"manifests": [{"digest": f"sha256:{name}"}]}
-        (tmp_path / name / "index.json").write_text(json.dumps(index))
-    assert reproduce.manifest_digest(tmp_path / "one") == "sha256:one"
-    assert reproduce.differing_layers(tmp_path / "one", tmp_path / "two") == [1]
+def layout(folder: Path, layers: list[dict[str, str]]) -> Path:
+    """An OCI layout whose layers have these files."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def blob(content: bytes) -> dict[str, str]:
+        name = hashlib.sha256(content).hexdigest()
+        (blobs / name).write_bytes(content)
+        return {"digest": f"sha256:{name}"}
+
+    def layer(files: dict[str, str]) -> dict[str, str]:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name, text in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+        return blob(buffer.getvalue())
+
+    manifest = {"config": blob(b"{}"), "layers": [layer(files) for files in layers]}
+    (folder / "index.json").write_text(json.dumps({"manifests": [blob(json.dumps(manifest).encode())]}))
+    return folder
+
+
+def test_layers_and_files_that_differ_are_named(tmp_path: Path) -> None:
+    same = {"a": "1", "b": "2"}
+    one = layout(tmp_path / "one", [same, {"x": "1", "y": "1"}])
+    two = layout(tmp_path / "two", [same, {"x": "1", "y": "2", "z": "3"}])
+    assert reproduce.manifest_digest(one) == reproduce.manifest_digest(
+        layout(tmp_path / "three", [same, {"x": "1", "y": "1"}])
+    )
+    assert reproduce.differing_layers(one, two) == [1]
+    assert reproduce.difference(one, two) == "layer 1, 2 files: y, z"
 
 
 # --- signing ----------------------------------------------------------------------------------------------------------
