@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +50,21 @@ class Database:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             row = connection.execute(statement.encode(), parameters or None).fetchone()
             return row[0] if row else None
+
+    def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Callable[..., Any]]:
+        """`ask` over one connection, for what is asked often."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+
+            def ask(statement: str, *parameters: Any) -> Any:
+                row = connection.execute(statement.encode(), parameters or None).fetchone()
+                return row[0] if row else None
+
+            yield ask
 
     def execute(self, statement: str, *parameters: Any) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as connection:

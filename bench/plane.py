@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiohttp
 from tests.cluster import binaries
@@ -43,6 +43,7 @@ _POLICY: Final = {
         {"level": "None"},
     ],
 }
+INHERITED: Final = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
 JOBS: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{}}/leasedjobs"
 
 
@@ -129,6 +130,17 @@ class Plane:
 
         return asyncio.run(one())
 
+    def pods(self, namespace: str) -> list[Json]:
+        """As the API server has them, page by page."""
+        found: list[Json] = []
+        more = ""
+        while True:
+            page = self.call("GET", f"/api/v1/namespaces/{namespace}/pods?limit=500&continue={more}")
+            found += page["items"]
+            more = page["metadata"].get("continue") or ""
+            if not more:
+                return found
+
     def namespace(self, name: str) -> str:
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         return name
@@ -186,53 +198,35 @@ class Plane:
             process.kill()
             process.wait()
 
+    def bare_kopf(self, count: int) -> Process:
+        """A kopf operator that only watches; not started yet."""
+        port = free_port()
+        program = ("-m", "bench.bare_kopf", str(self.control.kubeconfig()), str(port), str(count))
+        return Process(self.folder / "kopf.log", {**INHERITED, "USER": "bench", "LANG": "C.UTF-8"}, program, port)
+
     def operator(self, base: Database, **environment: str) -> Operator:
         """An operator on this control plane; not started yet."""
         return Operator(self, base, environment)
 
 
-class Operator:
-    """One operator process.
+class Process:
+    """A Python process with a port that answers /readyz.
 
     Args:
-        environment: settings beside those that it needs.
+        program: arguments of Python.
     """
 
-    def __init__(self, plane: Plane, base: Database, environment: dict[str, str]) -> None:
-        self.health = free_port()
-        self._folder = Path(tempfile.mkdtemp(prefix="operator-", dir=plane.folder))
-        credentials = self._folder / "database"
-        credentials.mkdir()
-        parts = {"host": base.server.address, "port": str(base.server.port), "dbname": base.name, "user": OWNER}
-        for name, value in {**parts, "password": PASSWORD}.items():
-            (credentials / name).write_text(value, encoding="utf-8")
-        self.log = self._folder / "log"
-        self._env = {
-            **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
-            "LANG": "C.UTF-8",
-            "POD_NAME": self._folder.name,
-            "USER": "bench",
-            "LEASEDJOB_CLUSTER": "bench",
-            "LEASEDJOB_DATABASE_DIR": str(credentials),
-            "LEASEDJOB_KUBECONFIG": str(plane.control.kubeconfig()),
-            "LEASEDJOB_HEALTH_PORT": str(self.health),
-            "LEASEDJOB_METRICS_PORT": str(free_port()),
-            **environment,
-        }
-        self._program = "from leasedjob.controller.main import main; main()"
+    def __init__(self, log: Path, env: dict[str, str], program: tuple[str, ...], health: int) -> None:
+        self.log, self.health = log, health
+        self._env, self._program = env, program
         self.process: subprocess.Popen[bytes]
 
-    def profiled(self, into: Path) -> Operator:
-        """Lets it write down where its time went, when it ends."""
-        self._program = "from bench.watched import main; main()"
-        self._env["LEASEDJOB_BENCH_PROFILE"] = str(into)
-        return self
-
     @contextlib.contextmanager
-    def running(self) -> Iterator[Operator]:
+    def running(self) -> Iterator[Self]:
+        """From its start to its orderly end."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", self._program], env=self._env, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, *self._program], env=self._env, stdout=log, stderr=log, start_new_session=True
             )
         try:
             yield self
@@ -247,6 +241,41 @@ class Operator:
     def ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text(errors="replace")[-3000:]
         return answers(self.health, "/readyz")
+
+
+class Operator(Process):
+    """One operator process.
+
+    Args:
+        environment: settings beside those that it needs.
+    """
+
+    def __init__(self, plane: Plane, base: Database, environment: dict[str, str]) -> None:
+        health, folder = free_port(), Path(tempfile.mkdtemp(prefix="operator-", dir=plane.folder))
+        credentials = folder / "database"
+        credentials.mkdir()
+        parts = {"host": base.server.address, "port": str(base.server.port), "dbname": base.name, "user": OWNER}
+        for name, value in {**parts, "password": PASSWORD}.items():
+            (credentials / name).write_text(value, encoding="utf-8")
+        env = {
+            **INHERITED,
+            "LANG": "C.UTF-8",
+            "POD_NAME": folder.name,
+            "USER": "bench",
+            "LEASEDJOB_CLUSTER": "bench",
+            "LEASEDJOB_DATABASE_DIR": str(credentials),
+            "LEASEDJOB_KUBECONFIG": str(plane.control.kubeconfig()),
+            "LEASEDJOB_HEALTH_PORT": str(health),
+            "LEASEDJOB_METRICS_PORT": str(free_port()),
+            **environment,
+        }
+        super().__init__(folder / "log", env, ("-c", "from leasedjob.controller.main import main; main()"), health)
+
+    def profiled(self, into: Path) -> Operator:
+        """Lets it write down where its time went, when it ends."""
+        self._program = ("-m", "bench.watched")
+        self._env["LEASEDJOB_BENCH_PROFILE"] = str(into)
+        return self
 
 
 def answers(port: int, path: str) -> bool:

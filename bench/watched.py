@@ -108,3 +108,7 @@ def main() -> None:
     finally:
         raw = {name: {"spans": stage.spans, "used": stage.used} for name, stage in STAGES.items()}
         into.write_text(json.dumps(raw), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit import controller_builders as b
 
 from leasedjob.controller import cache as module
-from leasedjob.controller.cache import Cache, Key, version
+from leasedjob.controller.cache import Cache, Key, Packed, version
 
 KEY: Key = (b.NAMESPACE, b.JOB)
 
@@ -193,11 +193,27 @@ class TestMemory:
 
     def test_names_are_shared(self, cache: Cache) -> None:
         for n in range(2):
-            body: b.Json = json.loads(json.dumps(job(10, uid=f"u{n}")))
+            body: b.Json = json.loads(json.dumps(job(10, uid=f"u{n}") | {"status": {"nextScheduleTimes": []}}))
             body["metadata"]["name"] = f"job-{n}"
             cache.job_seen(body)
-        one, two = (next(iter(e.body["spec"])) for e in cache.jobs.values())
+        one, two = (next(iter(e.body["status"])) for e in cache.jobs.values())
         assert one is two
+
+    def test_a_spec_is_kept_packed(self, cache: Cache) -> None:
+        body = job(10)
+        cache.job_seen(body)
+        spec = cache.jobs[KEY].body["spec"]
+        assert isinstance(spec, Packed)
+        assert spec == body["spec"]
+        assert body["spec"] == spec
+        assert spec == Packed(dict(reversed(body["spec"].items()))), "whatever the order of its fields"
+        assert spec != Packed({**body["spec"], "suspend": True})
+        assert dict(spec) == body["spec"]
+        assert len(spec) == len(body["spec"])
+        assert spec
+        assert not Packed({})
+        spec.whole["template"] = "changed"
+        assert cache.jobs[KEY].template == body["spec"]["template"], "nobody changes what is kept"
 
     def test_what_is_known_need_not_be_kept_until_it_is_compared(self, cache: Cache) -> None:
         cache.job_seen(job(10))

@@ -381,7 +381,7 @@ class TestWriter:
         entry = b.entry()
         server = Server(entry.body)
         await write(server, entry, b.view())
-        entry.body = entry.body | {"spec": entry.body["spec"] | {"suspend": True}}
+        entry.body = entry.body | {"spec": {**entry.body["spec"], "suspend": True}}
         entry.generation = -1
         derive(entry, Settings())
         await write(server, entry, b.view(suspend=True))

@@ -6,10 +6,11 @@ replaces a newer one, and an object that was seen deleted does not come back fro
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -41,6 +42,51 @@ def lean(body: Json) -> Json:
     return whole
 
 
+class Packed(Mapping[str, Any]):
+    """An object's spec as it is kept: its JSON, a quarter of what the same takes as dicts. Each look at it reads it
+    anew, so whoever wants more than one thing asks for `whole`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, spec: Json) -> None:
+        self._text = json.dumps(spec, separators=(",", ":")).encode()
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """What it says, the caller's own."""
+        found: dict[str, Any] = json.loads(self._text)
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        return self.whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __bool__(self) -> bool:
+        return self._text != b"{}"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Packed):
+            return self._text == other._text or self.whole == other.whole
+        return self.whole == other
+
+    __hash__ = None  # type: ignore[assignment]  # as of any mapping that compares by what it holds
+
+
+def kept(body: Json) -> Json:
+    """A LeasedJob as it is kept: `lean`, its spec packed. The template is needed when a Pod is built, and is most of
+    the object."""
+    spec = body.get("spec")
+    if not isinstance(spec, dict):
+        return lean(body)
+    packed = Packed(spec)
+    return {**lean({**body, "spec": {}}), "spec": packed}
+
+
 def _with_shared_names(value: Any) -> Any:
     if isinstance(value, dict):
         return {sys.intern(k): _with_shared_names(v) for k, v in value.items()}
@@ -70,7 +116,6 @@ class Entry:
     policy: Policy | None = None
     problem: tuple[str, str] | None = None  # reason, message: why the object is not Ready
     warning: str = ""
-    template: Json = field(default_factory=dict)
     pull_secrets: tuple[str, ...] = ()
     sidecar_resources: Json | None = None
     initial_lock_key: str = ""
@@ -93,13 +138,19 @@ class Entry:
     notes: dict[str, str] = field(default_factory=dict)  # lock key of a manual run -> why it doesn't start
     started: set[str] = field(default_factory=set)  # uids of LeasedJobRuns whose run this process claimed for them
     doomed: bool = False  # its namespace is being terminated, which nothing undoes: no Pod can be created any more
-    said: Json | None = None  # the status that this process wrote last, without the times of its conditions
+    said: bytes = b""  # of the status that this process wrote last: see `status.gist`
     said_at: float = 0.0
     contradicted: int = 0  # how often somebody has put another status in the place of that one
 
     @property
     def key(self) -> Key:
         return self.namespace, self.name
+
+    @property
+    def template(self) -> Json:
+        """The Pod template, as written."""
+        template: Json = self.body["spec"]["template"]
+        return template
 
     def renew(self, body: Json) -> None:
         """Takes over an answer of the API server, unless the watch has delivered something newer meanwhile: an edit
@@ -108,7 +159,7 @@ class Entry:
         if version(body) >= version(self.body):
             if generation(body) == generation(self.body) and body.get("spec") != self.body.get("spec"):
                 self.generation = -1
-            self.body = lean(body)
+            self.body = kept(body)
 
     def observe(self, body: Json) -> None:
         """Takes over what was observed. An object of one generation has one spec, and an answer knows it better."""
@@ -116,7 +167,7 @@ class Entry:
             body = {**body, "spec": {}}
             self.body = {**lean(body), "spec": self.body.get("spec")}
         else:
-            self.body = lean(body)
+            self.body = kept(body)
 
 
 class Cache:
@@ -185,7 +236,7 @@ class Cache:
         if entry is None:
             created = parse_time(meta.get("creationTimestamp"))
             assert created is not None, "the API server sets creationTimestamp"
-            entry = Entry(*key, uid=meta["uid"], body=lean(body), created_at=created)
+            entry = Entry(*key, uid=meta["uid"], body=kept(body), created_at=created)
             self.jobs[key] = entry
         elif version(body) == version(entry.body):
             return  # the answer to this process's own write has told it
@@ -279,7 +330,7 @@ class Cache:
         """A listed object as it has to be kept until it is compared: what is known as it is needs only its metadata."""
         meta = body["metadata"]
         if version(body) != self._versions.get(meta["uid"]):
-            return body
+            return kept(body) if body.get("kind") == "LeasedJob" else body
         return {"metadata": {k: meta[k] for k in ("uid", "resourceVersion", "namespace", "name")}}
 
     def compare(

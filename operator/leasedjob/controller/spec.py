@@ -14,7 +14,7 @@ from leasedjob.api.fields import unknown_in_spec
 from leasedjob.api.problem import Problem, Reason, reason_for
 from leasedjob.api.v1alpha1 import LeasedJobSpec, MonitoringSpec, parse_job
 from leasedjob.controller import own
-from leasedjob.controller.cache import Entry
+from leasedjob.controller.cache import Entry, Packed
 from leasedjob.controller.model import Monitoring, Policy
 from leasedjob.controller.settings import Settings
 from leasedjob.errors import InvalidJobIdentityOptionsError, InvalidScheduleError
@@ -46,14 +46,15 @@ def derive(entry: Entry, settings: Settings) -> None:
         return
     entry.generation = generation
     entry.problem, entry.warning = None, ""
-    spec = entry.body.get("spec")
+    stored = entry.body.get("spec")
+    spec: Any = stored.whole if isinstance(stored, Packed) else stored
     if deep.too_deep(spec, deep.MAX_LEVELS):
         entry.policy = entry.registration = None
         text = f"is nested more than {deep.MAX_LEVELS} levels deep"
         entry.problem = Reason.INVALID_SPEC.value, str(Problem("spec", Reason.INVALID_SPEC, text))
         entry.code = _code(entry, _raw_code(entry.body), settings) or entry.code
         return
-    parsed = parse_job(entry.body)
+    parsed = parse_job({**entry.body, "spec": spec})
     if not isinstance(parsed, LeasedJobSpec):
         entry.policy = entry.registration = None
         reasons = {p.reason for p in parsed}
@@ -66,13 +67,13 @@ def derive(entry: Entry, settings: Settings) -> None:
         entry.policy = entry.registration = None
         return
     entry.code = code
-    if later := unknown_in_spec(entry.body["spec"]):
+    if later := unknown_in_spec(spec):
         # Only a definition that is newer than this operator lets one through. Its user relies on it.
         entry.policy = entry.registration = None
         named = ", ".join(later[:8])
         entry.problem = UNKNOWN_FIELD, f"{named}: not known to this version of the operator, {__version__}; upgrade it"
         return
-    if taken := own.problems(entry.namespace, entry.body["spec"]["template"], settings):
+    if taken := own.problems(entry.namespace, spec["template"], settings):
         entry.policy = entry.registration = None
         entry.problem = Reason.INVALID_TEMPLATE.value, "; ".join(str(p) for p in taken[:8])
         return
@@ -85,10 +86,9 @@ def derive(entry: Entry, settings: Settings) -> None:
         return
     entry.policy = policy
     entry.warning = "; ".join(policy.schedule.warnings) if policy.schedule else ""
-    entry.template = entry.body["spec"]["template"]
     sidecar = parsed.sidecar
     entry.pull_secrets = tuple(s.name for s in (sidecar.image_pull_secrets if sidecar else None) or ())
-    entry.sidecar_resources = (entry.body["spec"].get("sidecar") or {}).get("resources")
+    entry.sidecar_resources = (spec.get("sidecar") or {}).get("resources")
     entry.initial_lock_key = RunIdentity.of(type=JobSchedulerType.INITIAL, code=code).lock_key
     entry.registration = Registration(
         code=code,
@@ -97,7 +97,7 @@ def derive(entry: Entry, settings: Settings) -> None:
         name=entry.name,
         created_at=entry.created_at,
         schedule_hash=_schedule_hash(parsed),
-        spec_hash=_hash({k: v for k, v in entry.body["spec"].items() if k not in ("suspend", "sidecar", "monitoring")}),
+        spec_hash=_hash({k: v for k, v in spec.items() if k not in ("suspend", "sidecar", "monitoring")}),
         policy=policy.concurrency.value,
         suspended=policy.suspend,
         schedule=written(policy.schedule),

@@ -124,7 +124,7 @@ def _read_deep_objects() -> None:
 
     async def cut_lines(*args: Any, **options: Any) -> AsyncIterator[bytes]:
         async for line in iter_lines(*args, **options):
-            yield deep.cut(line.decode("utf-8")).encode("utf-8")
+            yield deep.readable(line)
 
     kopf_api.request, kopf_api.iter_jsonlines = requested, cut_lines
 
