@@ -67,10 +67,11 @@ def when(at: datetime | None, now: datetime, zone: str = "") -> Html:
 
 
 def left(until: datetime, now: datetime) -> Html:
-    """What is left until then, counting down; 'over' when it is."""
+    """What is left until then, counting down, and the instant; where it has passed, for how long it has."""
     seconds = (until - now).total_seconds()
     shown = f"{span(seconds)} left" if seconds > 0 else f"ran out {span(-seconds)} ago"
-    return el("time", shown, datetime=_iso(until), data_left=True, title=both(until))
+    moving = el("time", shown, datetime=_iso(until), data_left=True, title=both(until))
+    return join(moving, " ", el("span", f"until {brief(until, now)}", class_="sub"))
 
 
 def moment(at: datetime, zone: str = "") -> Html:
