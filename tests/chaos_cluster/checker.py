@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import pairwise
@@ -170,6 +170,9 @@ def judge(evidence: Evidence) -> Verdict:
         _judge_overlaps(verdict, job, by_code[job.code], mine, evidence.faults)
         _judge_successes(verdict, job, by_code[job.code], mine, evidence.faults)
     _judge_effects(verdict, jobs, by_code, evidence.lines)
+    names = {change.key: f"{change.code} {change.run_key}" for change in evidence.changes}
+    verdict.violations = [replace(each, key=names.get(each.key, each.key)) for each in verdict.violations]
+    verdict.excused = [replace(each, key=names.get(each.key, each.key)) for each in verdict.excused]
     return verdict
 
 
