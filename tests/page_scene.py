@@ -345,6 +345,15 @@ class Scene:
 
         self.call(put())
 
+    def hold(self, why: str) -> None:
+        """The operator does nothing new."""
+
+        async def put() -> None:
+            self.health.unread = why
+            self.engine.hold()
+
+        self.call(put())
+
 
 def _ready(since: datetime, **more: Any) -> Json:
     return {

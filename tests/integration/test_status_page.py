@@ -422,6 +422,9 @@ def test_what_can_not_be_vouched_for_is_said(server: PostgresServer, template: s
         assert "sync-orders" in tab.text("#jobs")  # what is known stays
         stage.silence("")
         tab.wait("it is back", "!document.querySelector('.notice')")
+        stage.hold("the database has migrations of a later version")
+        tab.wait("it waits", "document.querySelector('.notice')?.innerText.includes('migrations of a later version')")
+        assert tab.text(".notice").startswith("The operator waits.")
     tab.wait("the operator is gone", "document.querySelector('#pulse').innerText.includes('Not connected')")
     tab.wait("and that is said", "document.querySelector('#notices').innerText.includes('does not answer')")
     assert "sync-orders" in tab.text("#jobs")

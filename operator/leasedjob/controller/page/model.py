@@ -293,7 +293,8 @@ class Snapshot:
     now: datetime
     taken: float
     rows: tuple[Row, ...]
-    fresh: bool  # objects and Pods were listed
+    fresh: bool  # the operator works: all that its work rests on is known to be as this version needs it
+    waits: str = ""  # why it isn't ready, but for the database
     counts: Mapping[State, int] = field(default_factory=dict)
 
     @cached_property
@@ -315,7 +316,14 @@ class Snapshot:
 
 
 def snapshot_of(
-    jobs: Iterable[Job], *, cluster: str, identity: str, now: datetime, taken: float, fresh: bool
+    jobs: Iterable[Job],
+    *,
+    cluster: str,
+    identity: str,
+    now: datetime,
+    taken: float,
+    fresh: bool,
+    waits: str = "",
 ) -> Snapshot:
     """Jobs at `now`, and how many are in each state; a job counts for every state that holds of it."""
     rows = tuple(Row(job, job.states(now), job.next_start(now)) for job in jobs)
@@ -323,7 +331,7 @@ def snapshot_of(
     for row in rows:
         for state in row.states | {row.state}:
             counts[state] += row.counts_for(state)
-    return Snapshot(cluster, identity, now, taken, rows, fresh, counts)
+    return Snapshot(cluster, identity, now, taken, rows, fresh, waits, counts)
 
 
 # These are of interest beside the worst that holds.

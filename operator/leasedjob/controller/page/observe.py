@@ -132,12 +132,16 @@ class Observer:
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         now, taken, fresh = engine.clock.now(), time.monotonic(), engine.fresh
+        ready = self._health.ready() or ""
+        waits = "" if ready == self._health.database else ready
         cluster, identity = engine.settings.cluster, engine.settings.identity
         before = self._jobs
 
         def work() -> tuple[dict[str, Job], Snapshot]:
             jobs = {s.uid: j if (j := before.get(s.uid)) and j.seen is s else job_of(s, cluster) for s in seen}
-            found = snapshot_of(jobs.values(), cluster=cluster, identity=identity, now=now, taken=taken, fresh=fresh)
+            found = snapshot_of(
+                jobs.values(), cluster=cluster, identity=identity, now=now, taken=taken, fresh=fresh, waits=waits
+            )
             return jobs, found
 
         self._jobs, snapshot = await asyncio.get_running_loop().run_in_executor(self._worker, work)
@@ -217,7 +221,7 @@ class Observer:
         asked = self._leases.fault or max(runs.fault for runs in self._runs.values())
         fault = health.database or health.schema or asked
         kube = None if engine.kube.answered_at is None else now - engine.kube.answered_at
-        silence = engine.kube.silence or health.unread or health.definitions
+        silence = engine.kube.silence
         if not silence and health.staleness() > SILENT_AFTER:
             silence = f"the watch of {', '.join(sorted(health.silent_since))} is silent"
         patience = 2 * engine.settings.compare_seconds + 30

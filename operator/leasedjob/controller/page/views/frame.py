@@ -141,9 +141,12 @@ def _notices(shown: Shown) -> list[Html]:
                 data_key=f"notice-{source.name}",
             )
         )
-    if not shown.snapshot.fresh:
-        text = "Nothing new starts here until objects, schema and definitions are as this version needs them."
-        found.append(el("div", el("strong", "The operator waits. "), text, class_="notice", data_key="notice-operator"))
+    waits, why = not shown.snapshot.fresh, shown.snapshot.waits
+    if waits or why:
+        heading = "The operator waits. " if waits else "The operator is not ready. "
+        text = "Nothing new starts here until that is over. " if waits else ""
+        said = el("code", why) if why else None
+        found.append(el("div", el("strong", heading), text, said, class_="notice", data_key="notice-operator"))
     return found
 
 
