@@ -143,6 +143,6 @@ def create_owned(database: Database, dbname: str, *, anew: bool = True) -> None:
             connection.execute(f"CREATE ROLE {OWNER} LOGIN CREATEROLE PASSWORD '{OWNER_PASSWORD}'".encode())
         if anew:
             connection.execute(f"DROP DATABASE IF EXISTS {dbname} WITH (FORCE)".encode())
-        elif connection.execute("SELECT FROM pg_database WHERE datname = %s", (dbname,)).fetchone():
+        elif connection.execute("SELECT FROM pg_database WHERE datname = %s", (dbname,)).fetchone() is not None:
             return
         connection.execute(f"CREATE DATABASE {dbname} OWNER {OWNER}".encode())

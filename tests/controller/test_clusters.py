@@ -122,7 +122,7 @@ def test_a_cordon_from_the_plugin(bench: Bench, own: dict[str, str]) -> None:
     bench.apply("ticking", schedule="* * * * *", missedRunPolicy="RunAll")
     bench.apply("once", type="Initial")
     asked = bench.run_now("working")["metadata"]["name"]
-    wait_until("all are known", lambda: len(bench.sql("SELECT FROM leasedjob.job_registration")) == 3, 60)
+    wait_until("all are known", lambda: len(bench.sql("SELECT code FROM leasedjob.job_registration")) == 3, 60)
     for operator in operators:
         operator.stop()
     # As if it had been cordoned for longer: ticks that nobody has decided.

@@ -38,7 +38,7 @@ from tests.e2e.test_stops import expiry, timing
 pytestmark = pytest.mark.pair
 NAME = "twin"
 DBNAME = "leasedjob_pair"
-LENGTH = Timing(24, 2, 3, 0)
+LENGTH = Timing(24, 2, 5, 0)
 SPEC = timing(LENGTH.duration, LENGTH.heartbeat, LENGTH.grace)
 TAKEN_WITHIN = LENGTH.duration + 60.0
 REPORTS = PRELUDE + (
