@@ -100,7 +100,7 @@ class Scene:
             self.engine = Engine(settings, kube, store, actor, clock, metrics, StatusWriter(kube, clock))
             self.engine.cache = actor.cache = Cache(lambda _key: None)
             self.engine.fresh = True
-            self.health = Health(listed=True, unread="", definitions="", schema="", database="")
+            self.health = Health(listed=True, unread="", definitions="", schema="", cluster="", database="")
             self.health.database_at = time.monotonic() + 3600
             self.gauges = Gauges(self.engine)
             await stack.enter_async_context(serve(self.engine, self.health, self.gauges))
