@@ -95,12 +95,20 @@ class Change:
                 return replace(old)
 
 
-def simulate(rows: Store, seed: int, every: dict[str, int], length: timedelta, dice: Dice | None = None) -> Account:
+def simulate(
+    rows: Store,
+    seed: int,
+    every: dict[str, int],
+    length: timedelta,
+    dice: Dice | None = None,
+    *,
+    begin: datetime = BEGIN,
+) -> Account:
     chance = random.Random(seed)
     specs = {code: a_spec(chance, often) for code, often in every.items()}
-    year_of = World(rows, specs, Change(every), seed=seed, begin=BEGIN, end=BEGIN + length, dice=dice)
+    year_of = World(rows, specs, Change(every), seed=seed, begin=begin, end=begin + length, dice=dice)
     year_of.run()
-    year = (minute_of(BEGIN) - 1, minute_of(BEGIN + length) + 3 * 1440)
+    year = (minute_of(begin) - 1, minute_of(begin + length) + 3 * 1440)
     total = Account()
     for code, events in year_of.history.items():
         total += accounts.account(code, events, rows, year, year_of.end, timedelta(hours=4))
@@ -116,15 +124,31 @@ def objects(name: str, counts: dict[int, int]) -> dict[str, int]:
     return {f"sim/{name}-{every}-{n}": every for every, count in counts.items() for n in range(count)}
 
 
-@pytest.mark.timeout(900)
+# Of everything enough for a month.
+BUSY = Dice(suspends=1 / 4, asleep=4.0, edits=1 / 8, deletes=1 / 15, alone=0.3)
+OFTEN = {4: 2, 10: 2, 60: 3, 720: 4, 1440: 6}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("month", [1, 3, 10], ids=["January", "March", "October"])  # two of them with a clock change
+def test_a_month_of_ten_thousands_of_ticks(month: int) -> None:
+    begin = datetime(2027, month, 7, 3, 30, 17, tzinfo=UTC)
+    total = simulate(MemoryStore(begin), SEED + month, objects("m", OFTEN), timedelta(days=26), BUSY, begin=begin)
+    assert total.problems == [], total.problems[:20]
+    assert total.ticks > 20_000
+    assert total.differed > 100
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_a_year_of_300_000_ticks() -> None:
-    began = time.monotonic()
-    # Most of the time suspended or without an operator: a year of runs takes minutes, and is simulated by `make soak`.
-    often = {4: 2, 10: 2, 60: 3, 720: 4, 1440: 6}
-    total = simulate(MemoryStore(BEGIN), SEED, objects("y", often), YEAR, Dice(suspends=1 / 2, asleep=14.0))
-    print(f"{time.monotonic() - began:.0f} s")
+    """Most of it suspended or without an operator; `test_years_that_are_busier` has more runs."""
+    began = time.process_time()
+    total = simulate(MemoryStore(BEGIN), SEED, objects("y", OFTEN), YEAR, Dice(suspends=1 / 2, asleep=14.0))
+    print(f"{time.process_time() - began:.0f} s of CPU")
     assert total.problems == [], total.problems[:20]
     assert total.ticks > 300_000
+    assert total.differed > 1000
 
 
 # --- the account can fail --------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Row:
     stop_reason: str = ""
     retry_at: datetime | None = None
     reason: str = ""
-    shown: tuple[object, Run] | None = None  # as it was last given out, and to what that belongs
+    shown: dict[str, tuple[object, Run]] = field(default_factory=dict)  # as each cluster was last given it
 
     @property
     def expires_at(self) -> datetime:
@@ -541,11 +541,12 @@ class MemoryStore:
     def _run(self, row: Row, cluster: str) -> Run:
         held = row.status is RUNNING and not self._expired(row)
         version = (
-            cluster, held, row.modified_at, row.changed_at, row.attempt, row.status, row.retry_at,
+            held, row.modified_at, row.changed_at, row.attempt, row.status, row.retry_at,
             row.stop_requested_at, row.reason, row.pod, row.token,
         )  # fmt: skip
-        if row.shown is not None and row.shown[0] == version:
-            return row.shown[1]
+        shown = row.shown.get(cluster)
+        if shown is not None and shown[0] == version:
+            return shown[1]
         run = Run(
             id=row.id, lock_key=row.lock_key, identity=row.identity, name=row.identity.code, status=row.status,
             outcome=row.outcome, attempt=row.attempt, failures=row.failures, interruptions=row.interruptions,
@@ -560,7 +561,7 @@ class MemoryStore:
             changed_at=row.changed_at, expires_at=row.expires_at, db_now=self.now,
             held_here=held and row.cluster == cluster,
         )  # fmt: skip
-        row.shown = (version, run)
+        row.shown[cluster] = (version, run)
         return run
 
 

@@ -77,29 +77,38 @@ class Remembering(Timetable):
     """
 
     def next(self, after: datetime) -> datetime | None:
-        memory = self.__dict__
         if self.policy is ClockChangePolicy.RunOnce:
-            low, high = memory.get("between", (None, None))
-            if low is None or not low <= after < high:
-                found = super().next(after)
-                if found is None:
-                    return None
-                memory["between"] = after, found
-            return memory["between"][1]
-        kept = memory.setdefault("following", {})
-        if after not in kept:
-            if len(kept) > 64:
-                kept.clear()
-            kept[after] = super().next(after)
-        return kept[after]
+            span = self._span(after)
+            return super().next(after) if span is None else span[1]
+        return self._kept("following", after, super().next)
 
     def previous(self, before_or_at: datetime) -> datetime | None:
-        kept = self.__dict__.setdefault("earlier", {})
-        if before_or_at not in kept:
+        if self.policy is ClockChangePolicy.RunOnce:
+            span = self._span(before_or_at)
+            return super().previous(before_or_at) if span is None else span[0]
+        return self._kept("earlier", before_or_at, super().previous)
+
+    def _span(self, at: datetime) -> tuple[datetime, datetime] | None:
+        """The ticks around it: at or before, and after."""
+        spans: list[tuple[datetime, datetime]] = self.__dict__.setdefault("spans", [])
+        for span in spans:
+            if span[0] <= at < span[1]:
+                return span
+        before, after = super().previous(at), super().next(at)
+        if before is None or after is None:
+            return None
+        if len(spans) > 3:
+            del spans[0]
+        spans.append((before, after))
+        return spans[-1]
+
+    def _kept(self, name: str, at: datetime, ask: Callable[[datetime], datetime | None]) -> datetime | None:
+        kept: dict[datetime, datetime | None] = self.__dict__.setdefault(name, {})
+        if at not in kept:
             if len(kept) > 64:
                 kept.clear()
-            kept[before_or_at] = super().previous(before_or_at)
-        return kept[before_or_at]
+            kept[at] = ask(at)
+        return kept[at]
 
     def start_of(self, tick: datetime) -> datetime:
         kept = self.__dict__.setdefault("starts", {})
@@ -157,7 +166,8 @@ class History:
     created: datetime
     registered: list[Registered] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
-    passed: list[tuple[datetime, TickRange]] = field(default_factory=list)  # when, and what was said of it
+    # What a claim, or a look without one, has said of ticks that it passed, and when.
+    passed: list[tuple[datetime, TickRange]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -444,8 +454,6 @@ class World:
             memory.watermark = memory.state.watermark
             return False
         memory.registered = new
-        if passed is not None and answer.watermark == passed.at:
-            self.history[code].passed += [(self.now, r) for r in passed.ranges]
         if before is None:
             at = min(new.created_at, self.now)
         elif before.registered_uid != new.uid and not before.active_elsewhere:

@@ -180,6 +180,8 @@ class CodeTicks:
         `due` is of one schedule, the one with this hash. Ticks of other schedules that lie in one of its ranges share
         its fate. Those between its ticks are passed because it goes on: it has no business with them.
         """
+        if len(self.schedules) == 1 and self.schedules[0].key == key:
+            return (due.dropped, *(() for _ in due.claims[1:]))
         ranges: list[TickRange] = []
         start = watermark
         for r in due.dropped:
