@@ -382,7 +382,9 @@ def test_it_is_kept_up_to_date_without_taking_the_focus(server: PostgresServer, 
         stage.read()
         tab.open(stage.url)
         assert tab.text("h1") == "All 2 jobs are in order"
-        tab.value("window.before = document.querySelector('#jobs tbody tr .name'); window.before.focus()")
+        # A row that is not the first one, and will be.
+        tab.value("window.before = document.querySelectorAll('#jobs tbody .name')[1]; window.before.focus()")
+        assert tab.value("window.before.innerText") == "sync-orders"
         stage.run(code, None, run_key="manual/shop/now/1", manual=True, status="RUNNING")
         stage.read()
         tab.wait("the run is seen", "document.querySelector('#jobs').innerText.includes('Running')")
@@ -392,6 +394,7 @@ def test_it_is_kept_up_to_date_without_taking_the_focus(server: PostgresServer, 
         )
         stage.read()
         tab.wait("its failure is seen", "document.title.startsWith('(1) ')")
+        assert tab.texts("#jobs .name") == ["sync-orders", "another"]
         assert tab.value("document.activeElement === window.before && window.before.isConnected")
         assert tab.text("#spoken") == "1 job needs attention"
         assert "no such order" in tab.text("#jobs")

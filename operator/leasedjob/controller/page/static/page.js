@@ -156,12 +156,17 @@
       failures = 0;
       setClock(fresh.body);
       document.title = fresh.title;
+      const focused = document.activeElement;
       for (const id of ["notices", "main", "pulse"]) {
         become(document.getElementById(id), fresh.getElementById(id));
       }
       const header = document.querySelector("header nav"), footer = document.querySelector("footer");
       become(header, fresh.querySelector("header nav"));
       become(footer, fresh.querySelector("footer"));
+      // A row that has moved has lost the focus by that; where it is gone, the next Tab begins in what is shown.
+      if (focused !== document.activeElement) {
+        (focused.isConnected ? focused : document.getElementById("main")).focus({ preventScroll: true });
+      }
       const count = Number(fresh.body.dataset.attention);
       const spoken = document.getElementById("spoken");
       if (count !== attention) write(spoken, `${count} ${count === 1 ? "job needs" : "jobs need"} attention`);
