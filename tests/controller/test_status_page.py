@@ -25,12 +25,6 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-def test_nobody_is_served_unless_it_is_asked_for(bench: Bench) -> None:
-    operator = bench.operator()
-    log = operator.log.read_text()
-    assert "status page" not in log
-
-
 def test_a_night_as_it_is_seen(bench: Bench, browser: Browser) -> None:
     page = free_port()
     url = f"http://127.0.0.1:{page}"
