@@ -103,11 +103,12 @@ class Burst:
 
     def __init__(self, plane: Plane, base: Database, count: int, window: float) -> None:
         self.plane, self.base, self.count, self.window = plane, base, count, window
+        self.prefix = "burst"
         self._number = 0
 
     def _namespace(self) -> str:
         self._number += 1
-        return self.plane.namespace(f"burst-{self._number}")
+        return self.plane.namespace(f"{self.prefix}-{self._number}")
 
     def _late(self, namespace: str, tick: datetime) -> list[float]:
         """Until all are there, or the window is over."""

@@ -57,3 +57,15 @@ def test_what_is_no_json_is_said_to_be_none() -> None:
     for text in ("{", "[" * 5_000, ""):
         with pytest.raises(ValueError):
             deep.loads(text)
+
+
+@pytest.mark.parametrize("levels", [2, 150, 5000])
+def test_what_can_be_parsed_is_left_as_it_is(levels: int) -> None:
+    text = nested(levels).encode()
+    found = deep.readable(text)
+    assert (found == text) is (levels < 1000)
+    assert depth(json.loads(found)) <= max(levels + 1, deep.KEPT_LEVELS + 1)
+
+
+def test_what_is_no_json_is_the_reader_s_to_find_out() -> None:
+    assert deep.readable(b'{"a":') == b'{"a":'

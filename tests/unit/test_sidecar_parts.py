@@ -198,4 +198,14 @@ def test_gate_and_drain_start_without_the_database_driver(verb: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     modules = set(done.stdout.split("|"))
     assert f"leasedjob.sidecar.{verb}" in modules
-    assert not modules & {"psycopg", "leasedjob.lease.store", "ssl", "asyncio", "http", "argparse", "logging"}
+    assert not modules & {"psycopg", "leasedjob.lease.holder", "ssl", "asyncio", "http", "argparse", "logging"}
+
+
+@pytest.mark.parametrize("verb", ["adopt", "hold"])
+def test_what_only_an_operator_needs_is_not_imported(verb: str) -> None:
+    """Each Pod waits for the imports of its sidecar, connecting included."""
+    code = f"import sys, leasedjob.sidecar.{verb}, leasedjob.lease.holder; print('|'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.strip().split("|"))
+    assert "psycopg" in modules
+    assert not modules & {"leasedjob.lease.rows", "leasedjob.lease.store", "leasedjob.identity", "leasedjob.schedule"}

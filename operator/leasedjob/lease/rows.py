@@ -15,6 +15,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from leasedjob.identity import JobSchedulerType, RunIdentity
+from leasedjob.lease.held import MAX_DATA_BYTES as MAX_DATA_BYTES
+from leasedjob.lease.held import Adoption as Adoption
+from leasedjob.lease.held import AdoptVerdict as AdoptVerdict
+from leasedjob.lease.held import Beat as Beat
+from leasedjob.lease.held import Outcome as Outcome
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
 CLAIM_LEASE_MS: Final = 60_000
 INTERRUPTION_LIMIT: Final = 20
 DEFAULT_BACKOFF: Final = -1  # as `retry_ms`: the database applies the run's own backoff rule and limits
-MAX_DATA_BYTES: Final = 256 * 1024
 
 # Values of `reason` that the database itself writes.
 REASON_INTERRUPTION_LIMIT: Final = "InterruptionLimit"
@@ -48,14 +52,6 @@ class JobSchedulerStatus(StrEnum):
     RUNNING = "RUNNING"
     SUCCESS = "SUCCESS"
     FAIL = "FAIL"
-
-
-class Outcome(StrEnum):
-    """How an attempt ended: SUCCESS, FAIL that counts as failed work, FAIL that doesn't (`{released: true}`)."""
-
-    COMPLETE = "complete"
-    FAIL = "fail"
-    RELEASE = "release"
 
 
 class OverlapRule(StrEnum):
@@ -87,17 +83,6 @@ class ClaimVerdict(StrEnum):
     BUSY = "busy"  # a lock is held elsewhere, or the watermark moved: nothing decided, ask again
     CORDONED = "cordoned"  # this cluster takes no new runs; nothing decided
     UNREGISTERED = "unregistered"  # this cluster has not registered the code with this object uid
-
-
-class AdoptVerdict(StrEnum):
-    """The answer to adopt."""
-
-    ADOPTED = "adopted"
-    LOST = "lost"  # no such claim: reclaimed, ended, or the token is wrong
-    EXPIRED = "expired"  # the claim ran out before this Pod came
-    TAKEN = "taken"  # another Pod has adopted it
-    REFUSED = "refused"  # the database role is not one of this run's tenant
-    BUSY = "busy"  # the row is locked elsewhere: ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,33 +451,6 @@ class BackfillStep(StrEnum):
     MOVED = "moved"  # another replica was faster: look again
     FULL = "full"  # as many runs are active as may be
     BUSY = "busy"  # locked by another replica: ask again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
-    """The answer to adopt; numbers are set where the verdict is ADOPTED."""
-
-    verdict: AdoptVerdict
-    reason: str = ""
-    lease_ms: int | None = None
-    attempt: int | None = None
-    fencing_token: int | None = None
-    lock_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """The answer to heartbeat.
-
-    Args:
-        held: the lease was extended. False and not busy: it is lost for good.
-        stop_requested: the run was asked to stop; the lease was still extended.
-        busy: the row is locked elsewhere: ask again.
-    """
-
-    held: bool
-    stop_requested: bool
-    busy: bool
 
 
 class TransitionKind(StrEnum):

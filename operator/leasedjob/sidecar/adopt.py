@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from uuid import UUID, uuid4
 
 from leasedjob import protocol
-from leasedjob.lease.rows import Adoption, AdoptVerdict
+from leasedjob.lease.held import Adoption, AdoptVerdict
 from leasedjob.lease.trust import Timing
 from leasedjob.sidecar import files
 from leasedjob.sidecar.clock import boot_id, boottime
@@ -117,7 +117,7 @@ def adopt(claim: Claim, settings: Settings, connect: Connect) -> Handoff:
 
 def ask(connection: Connection[Any], claim: Claim, handoff: Handoff) -> Adoption:
     """One request, cut off from outside if the database takes it and never answers."""
-    from leasedjob.lease.store import SidecarStore
+    from leasedjob.lease.holder import SidecarStore
 
     with Cutter(connection, CALL_SECONDS):
         return SidecarStore(connection).adopt(

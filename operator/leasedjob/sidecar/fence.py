@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from leasedjob.lease.rows import Outcome
+from leasedjob.lease.held import Outcome
 from leasedjob.lease.trust import CLOCK_RATE, Probe, Timing
 from leasedjob.protocol import PhaseEnd, Seen, Testimony
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from leasedjob.lease.rows import Outcome
+from leasedjob.lease.held import Outcome
 from leasedjob.lease.trust import Timing
 from leasedjob.sidecar.fence import NEVER, Fenced, Lease, Report, State, Suspicion
 

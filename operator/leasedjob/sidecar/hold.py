@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from leasedjob import protocol
-from leasedjob.lease.rows import MAX_DATA_BYTES, Outcome
+from leasedjob.lease.held import MAX_DATA_BYTES, Outcome
 from leasedjob.sidecar import fence, files
 from leasedjob.sidecar.clock import boot_id, boottime, walltime
 from leasedjob.sidecar.fence import NEVER, Phase, State

@@ -104,7 +104,7 @@ class Link:
             self._worker.calls.put(None)
 
     def perform(self, worker: _Worker, call: Beat | Record | Note) -> Make:
-        from leasedjob.lease.store import SidecarStore
+        from leasedjob.lease.holder import SidecarStore
 
         connection = worker.connection
         if connection is None:
