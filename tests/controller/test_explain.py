@@ -166,6 +166,7 @@ def test_what_is_done_while_no_operator_runs_leaves_no_tick_unsaid(bench: Bench)
     operator.stop()
     for code in codes.values():
         set_watermark(bench, code, datetime.now(UTC) - timedelta(days=3, hours=1))
+    bench.sql("UPDATE leasedjob.code_schedule SET since = since - interval '4 days'")
     for job, (change, _, _) in LEFT.items():
         if change is None:
             bench.delete(job)
@@ -231,7 +232,8 @@ def test_clusters_whose_schedules_differ(bench: Bench, west: Bench) -> None:
     assert (found["verdict"], found["reason"]) == ("Pending", "SpecDiffers")
     # An edit brings them together; what is to come is both's.
     west.patch("job", schedule=daily())
-    wait_until("they agree", lambda: len(bench.sql("SELECT FROM leasedjob.code_schedule WHERE until IS NULL")) == 1, 60)
+    in_force = "SELECT id FROM leasedjob.code_schedule WHERE until IS NULL"
+    wait_until("they agree", lambda: len(bench.sql(in_force)) == 1, 60)
     wait_until("west knows", lambda: west.status("job").get("observedGeneration") == 2, 60)
     found = explained(west, "job", tick=key(row["tick"] + timedelta(days=1)))
     assert found["verdict"] == "NotATick"

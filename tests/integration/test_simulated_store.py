@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 # Much of everything, in little time.
 WILD = Dice(
     stale=0.3, crash=0.03, node_lost=0.05, fails=0.3, long=0.3, skewed=0.1,
-    edits=2.0, suspends=2.0, asleep=0.1, outages=4.0, dark=1.0,
+    edits=2.0, suspends=2.0, asleep=0.1, deletes=1.0, alone=0.3, outages=4.0, dark=1.0,
 )  # fmt: skip
 EVERY = {"sim/often": 12, "sim/hourly": 60, "sim/now-and-then": 240}
 # What nobody could tell beforehand, or the other store has no use for.

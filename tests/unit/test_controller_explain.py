@@ -14,7 +14,7 @@ from leasedjob.controller.explain import SAID, Evidence, explain, ledger_range, 
 from leasedjob.controller.status import run_status
 from leasedjob.identity import JobSchedulerType, run_key_for
 from leasedjob.lease.rows import REASON_RESTORED, CodeState, JobSchedulerStatus, LedgerEntry, Run, Suspension
-from leasedjob.schedule import TickReason
+from leasedjob.schedule import InForce, TickReason, Timetable
 
 RUNNING, SUCCESS, FAIL = JobSchedulerStatus.RUNNING, JobSchedulerStatus.SUCCESS, JobSchedulerStatus.FAIL
 HOUR = 3600.0
@@ -143,6 +143,47 @@ def test_a_tick_that_a_restore_has_forgotten() -> None:
     assert found.message is not None
     assert "restored to an earlier point" in found.message
     assert "at least" not in found.message, "how many ticks there were isn't known"
+
+
+HALF_PAST = Timetable.of(["30 * * * *"], code=b.CODE)
+
+
+def then(
+    ticks: Timetable | None, *, known: bool = True, until: datetime | None = b.at(5 * HOUR)
+) -> tuple[InForce, ...]:
+    """What was in force."""
+    return (InForce("then", known, ticks, b.at(-5 * HOUR), until),)
+
+
+def test_an_instant_in_a_range_that_no_schedule_of_then_had_is_no_tick() -> None:
+    found = explain(evidence(entry=entry(count=9), in_force=then(HALF_PAST)))
+    assert (found.verdict, found.reason, found.range) == (Verdict.NOT_A_TICK, "NotATick", None)
+    assert found.message is not None
+    assert '"30 * * * *" in Etc/UTC' in found.message
+    assert (found.previous_tick, found.next_tick) == (TICK - timedelta(minutes=30), TICK + timedelta(minutes=30))
+    found = explain(evidence(entry=entry(count=9), in_force=then(None)))
+    assert (found.verdict, "no schedule" in str(found.message)) == (Verdict.NOT_A_TICK, True)
+
+
+@pytest.mark.parametrize("known", [then(HALF_PAST) + then(b.policy().schedule), then(None, known=False), ()])
+def test_a_range_counts_where_a_schedule_of_then_had_it_or_nobody_knows(known: tuple[InForce, ...]) -> None:
+    assert explain(evidence(entry=entry(count=9), in_force=known)).verdict is Verdict.SKIPPED
+
+
+def test_what_an_earlier_release_registered_is_not_known() -> None:
+    past = state(b.at(3 * HOUR))
+    found = explain(evidence(state=past, in_force=then(None, known=False)))
+    assert (found.verdict, found.reason) == (Verdict.BEFORE_WATERMARK, "NotRecorded")
+    assert explain(evidence(state=past, in_force=then(HALF_PAST))).reason == "BeforeWatermark"
+
+
+def test_a_tick_of_another_clusters_schedule_is_decided_there() -> None:
+    tick = TICK + timedelta(minutes=30)
+    found = explain(evidence(tick=tick, in_force=then(HALF_PAST, still=True)))
+    assert (found.verdict, found.reason) == (Verdict.PENDING, "SpecDiffers")
+    assert explain(evidence(tick=tick, in_force=then(HALF_PAST))).verdict is Verdict.NOT_A_TICK, (
+        "nobody has it any more"
+    )
 
 
 def test_a_range_as_it_is_shown() -> None:
