@@ -148,11 +148,9 @@ def test_a_tick_that_a_restore_has_forgotten() -> None:
 HALF_PAST = Timetable.of(["30 * * * *"], code=b.CODE)
 
 
-def then(
-    ticks: Timetable | None, *, known: bool = True, until: datetime | None = b.at(5 * HOUR)
-) -> tuple[InForce, ...]:
+def then(ticks: Timetable | None, *, known: bool = True, still: bool = False) -> tuple[InForce, ...]:
     """What was in force."""
-    return (InForce("then", known, ticks, b.at(-5 * HOUR), until),)
+    return (InForce("then", known, ticks, b.at(-5 * HOUR), None if still else b.at(5 * HOUR)),)
 
 
 def test_an_instant_in_a_range_that_no_schedule_of_then_had_is_no_tick() -> None:
