@@ -233,7 +233,7 @@ class _Run:
             return Job(
                 code=job.code, policy=job.policy, every=job.every, offset=job.offset, since=since, lease=timing.lease,
                 budget=min(20.0, timing.lease / 10) + timing.grace + 5, simulated=False, deadline=job.deadline,
-                missed=job.missed,
+                missed=job.missed, jitter=job.jitter,
             )  # fmt: skip
 
         simulated = [

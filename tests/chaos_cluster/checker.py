@@ -227,7 +227,7 @@ def _account(
         claimed = writes[0].at
         if claimed < tick:
             verdict.say(Broken.EARLY, job.code, f"{run_key} was claimed at {_clock(claimed)}")
-        if job.deadline is not None and claimed > tick + job.deadline + ROUND:
+        if job.deadline is not None and claimed > tick + job.jitter + job.deadline + ROUND:
             verdict.say(
                 Broken.LATE,
                 job.code,

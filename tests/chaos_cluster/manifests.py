@@ -39,6 +39,7 @@ class Real:
         work: seconds that its workload takes.
         fails: attempts that fail at their end.
         deaf: its workload takes no notice of SIGTERM.
+        jitter: seconds by which its runs start after their ticks, at most; the same for one tick everywhere.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Real:
     deaf: bool = False
     deadline: int | None = None
     missed: str = "RunLatest"
+    jitter: int = 0
 
     @property
     def code(self) -> str:
@@ -147,6 +149,8 @@ def manifest(job: Real, *, recorder: tuple[str, int], image: str) -> Json:
         "successfulRunsHistoryLimit": 0,
         "failedRunsHistoryLimit": 0,
     }
+    if job.jitter:
+        spec["jitterSeconds"] = job.jitter
     if job.deadline is not None:
         spec["startingDeadlineSeconds"] = job.deadline
     return leased_job(job.name, containers=[main], **spec)

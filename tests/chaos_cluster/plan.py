@@ -16,7 +16,9 @@ from tests.chaos_cluster.manifests import Kind, Real, Timing
 CLUSTERS: Final = ("chaos-a", "chaos-b")
 JOBS: Final = 40
 # Minutes between ticks, and how many of the jobs have them: as many Pods a minute as two cores bear.
-SPREAD: Final = {1: 2, 2: 8, 5: 30}
+SPREAD: Final = {1: 2, 2: 6, 5: 32}
+# Twelve Pods at one instant take two cores half a minute, and the shortest leases run out: most start within a minute.
+JITTER: Final = 50
 TIMINGS: Final = (
     Timing(lease=30, heartbeat=3, grace=5),
     Timing(lease=40, heartbeat=4, grace=6),
@@ -133,6 +135,7 @@ def jobs(seed: int, longest: float, count: int = JOBS) -> list[Real]:
                 fails=int(dice.random() < 0.2),
                 deaf=kind is Kind.PLAIN and dice.random() < 0.25,
                 deadline=40 if dice.random() < 0.15 else None,
+                jitter=JITTER if number % 5 else 0,
                 missed=dice.choices(("RunLatest", "RunAll", "Skip"), weights=[6, 2, 2])[0],
             )
         )

@@ -23,7 +23,7 @@ class Job:
         policy: Forbid, Replace or Allow; a simulated one has none, its runs may overlap each other.
         since: ticks after this instant count.
         lease, budget: seconds; the fence begins to act 2 % of the lease and the budget before the lease ends.
-        deadline: startingDeadlineSeconds.
+        deadline: startingDeadlineSeconds. jitter: jitterSeconds.
         missed: missedRunPolicy.
     """
 
@@ -37,6 +37,7 @@ class Job:
     simulated: bool
     deadline: int | None = None
     missed: str = "RunLatest"
+    jitter: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
