@@ -28,6 +28,7 @@ SECRET: Final = "leasedjob-database"
 OPERATORS: Final = "app.kubernetes.io%2Fcomponent%3Doperator"
 JOBS: Final = f"/apis/leasedjob.io/v1alpha1/namespaces/{NAMESPACE}/leasedjobs"
 FRESH_SECONDS: Final = 1.0
+WEIGHT: Final = 20  # of a cluster's containers, in processes
 T = TypeVar("T")
 
 
@@ -159,6 +160,15 @@ def obstacle() -> str:
     return "" if machine.linux and machine.root else "clusters whose nodes can be broken need Linux and root"
 
 
+def _weigh(node: Node) -> None:
+    """All containers of a cluster together count as one process to the machine's scheduler. Where others are busy too
+    they would get a fraction of what their kubelet gets, and leases would run out for want of a processor."""
+    for file, factor in (("cpu/{}/cpu.shares", 1024), ("{}/cpu.weight", 100)):  # cgroup v1, v2
+        path = lifecycle.CGROUP_ROOT / file.format(node.cgroup)
+        if path.exists():
+            path.write_text(str(WEIGHT * factor))
+
+
 def bring_up(names: Sequence[str], cache: Cache, progress: Progress) -> tuple[list[Cluster], str, list[str]]:
     """Clusters with the images in them; an image that has the package, and the chart's values for the images.
 
@@ -176,6 +186,7 @@ def bring_up(names: Sequence[str], cache: Cache, progress: Progress) -> tuple[li
 
     def one(name: str) -> Cluster:
         node = lifecycle.up(cache, name, progress)
+        _weigh(node)
         lifecycle.load(node, wanted, progress)
         found = source.find(cache, name)
         if found is None:
