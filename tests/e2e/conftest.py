@@ -148,7 +148,7 @@ def install(kubectl: Kubectl, helm: Helm, postgres: Database, values: list[str])
     chart = str(REPOSITORY / "charts" / "leasedjob")
     place = ["-n", RELEASE_NAMESPACE, "--wait", "--timeout=120s"]
     try:
-        mine = f"database.existingSecret={DATABASE_SECRET},excludeNamespaces={{{PREFIX}*}}"
+        mine = f"database.existingSecret={DATABASE_SECRET},excludeNamespaces={{{PREFIX}*}},statusPage.enabled=true"
         helm("install", RELEASE, chart, *place, "--set", mine, *values)
     except AssertionError as error:
         system = kubectl.within(RELEASE_NAMESPACE)
