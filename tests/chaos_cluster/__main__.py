@@ -67,8 +67,7 @@ def main(argv: list[str]) -> int:
     cache = Cache.from_env()
     folder = options.folder or cache.root / "chaos" / f"{seed}-{options.minutes:g}"
     print(f"seed {seed}: make chaos MINUTES={options.minutes:g} SEED={seed} does the same again; records in {folder}")
-    # So that nothing of it is left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _end)
     settings = arena.Settings(seed=seed, minutes=options.minutes, folder=folder)
     try:
         evidence = arena.run(settings, cache, Progress(), keep=options.keep)
@@ -81,6 +80,12 @@ def main(argv: list[str]) -> int:
     if code:
         print(f"\nseed {seed}; again: make chaos MINUTES={options.minutes:g} SEED={seed}; records in {folder}")
     return code
+
+
+def _end(*_: object) -> None:
+    """So that nothing of it is left behind. Whoever sends it to a whole group sends it twice."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
 
 
 def _judge(evidence: Evidence, results: list[Path]) -> int:
