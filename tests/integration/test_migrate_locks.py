@@ -29,6 +29,7 @@ ACCEPTED = {
     (7, "tick_ledger"),  # ranges, not ticks: a row for each time that a schedule stood still
     (7, "job_code"),  # a row for each object
     (9, "tenant"),
+    (13, "job_registration"),  # a row for each object and cluster
 }
 TABLES = """
     SELECT c.oid, c.relname, pg_relation_filenode(c.oid) AS file
