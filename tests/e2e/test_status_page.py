@@ -74,7 +74,7 @@ def test_the_page_is_reached_until_ctrl_c(
 
         # Its Pod goes, as in an upgrade: the page stays.
         system = cluster_kubectl.within(release.namespace)
-        pods = system.items("get", "pods", "-l", "app.kubernetes.io/component=operator")
+        pods = system.items("pods", "-l", "app.kubernetes.io/component=operator")
         first = min(pod["metadata"]["name"] for pod in pods)
         system("delete", "pod", first, "--wait=true", timeout=120)
         kubectl.wait("another Pod shows it", lambda: shows(url, "seen"), timeout=90)
