@@ -77,8 +77,11 @@ def test_nothing_runs_a_second_time_and_what_can_be_seen_is_recorded(bench: Benc
     seen = bench.row_when("seen", lambda r: r["status"] == "SUCCESS", "is recorded again")
     assert seen["attempt"] == 1
     # Nobody says what became of this one: it ends when its lease has run out, and the status believes it.
-    bench.sql("UPDATE leasedjob.job_scheduler SET modified_at = modified_at - interval '1 day' WHERE job_name = 'lost'")
-    lost = bench.row_when("lost", lambda r: r["status"] == "FAIL", "is ended")
+    bench.sql(
+        "UPDATE leasedjob.job_scheduler SET modified_at = modified_at - interval '1 day',"
+        " changed_at = clock_timestamp() WHERE job_name = 'lost'"
+    )
+    lost = bench.row_when("lost", lambda r: r["status"] == "FAIL", "is ended", seconds=120)
     assert (lost["attempt"], lost["retry_at"], lost["reason"].partition(":")[0]) == (1, None, "Restored")
     wait_until(
         "it is shown",
