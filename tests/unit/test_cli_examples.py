@@ -58,7 +58,7 @@ WRITTEN = [(page, line) for page in PAGES for line, _ in examples(page)]
 
 @pytest.mark.parametrize(("page", "line"), WRITTEN, ids=[f"{page.name}: {line}" for page, line in WRITTEN])
 def test_every_command_line_is_one(page: Path, line: str) -> None:
-    words = shlex.split(line.partition(" | ")[0].partition(" > ")[0], comments=True)
+    words = shlex.split(re.split(r" \|\|? | > ", line)[0], comments=True)
     context = plugin.make_context("kubectl leasedjob", words, resilient_parsing=words[:1] == ["--help"])
     if words[0] != "--help":
         name, command, rest = plugin.resolve_command(context, words)
