@@ -118,7 +118,7 @@ class TestComparer:
         assert server.tried == ["leasedjobs", "leasedjobruns", "pods"]
 
     async def test_and_not_before_the_schema_is_known(self) -> None:
-        health = Health()
+        health = Health(cluster="")
         engine = FakeEngine(Server())
         await Comparer(engine, health).step()
         assert not engine.fresh
