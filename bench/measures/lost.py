@@ -15,7 +15,7 @@ from bench.measures.live import adopt_all
 from bench.model import Aim, Result, Row, Scale
 from bench.plane import JOBS, Plane, leased_job, percentile, until
 
-LEASE: Final = 30  # seconds
+LEASE: Final = 40  # seconds
 # Kept before they expire: the next claim is written into the same row.
 NOTED: Final = """
 CREATE TABLE bench_expiry AS SELECT id, attempt, leasedjob.expires_at(modified_at, lease_ms) AS expires_at
@@ -39,8 +39,8 @@ def measure(scale: Scale) -> Result:
                 leased_job(
                     f"job-{n}",
                     type="Initial",
-                    lease={"durationSeconds": LEASE, "heartbeatSeconds": 3},
-                    shutdown={"preStopSeconds": 0, "terminationGracePeriodSeconds": 2},
+                    lease={"durationSeconds": LEASE, "heartbeatSeconds": 5},
+                    shutdown={"preStopSeconds": 0, "terminationGracePeriodSeconds": 5},
                 )
                 for n in range(objects)
             ]
