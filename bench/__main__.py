@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in options.names if name not in MEASURES]:
         parser.error(f"no such measure: {', '.join(unknown)}; there are {', '.join(MEASURES)}")
 
+    # Processes that a measure has started end with it, also where somebody ends the bench.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     taken_on = report.machine()
     print("; ".join(f"{name} {value}" for name, value in taken_on.items()), flush=True)
     for name in options.names or MEASURES:

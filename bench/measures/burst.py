@@ -168,6 +168,12 @@ class Burst:
         return late
 
 
+def told(name: str, late: list[float]) -> list[float]:
+    """Says at once what came out: the whole takes minutes."""
+    print(f"  burst: {name}: {len(late)} Pods, the last after {max(late):.2f} s", flush=True)
+    return late
+
+
 def measure(scale: Scale) -> Result:
     """Seconds from the tick (bare client: from its start)."""
     count, rounds, window = scale.of(1000, 20), scale.of(2, 1), scale.of(60, 20)
@@ -183,8 +189,8 @@ def measure(scale: Scale) -> Result:
         burst.bare(bare_pod)  # warms the API server up
         for turn in range(rounds):
             for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
-                late.setdefault(name, []).append(sides[name]())
-        late[NATIVE] = [burst.native()]
+                late.setdefault(name, []).append(told(name, sides[name]()))
+        late[NATIVE] = [told(NATIVE, burst.native())]
         settings: dict[str, Any] = base.settings
     return result(late, count, window, settings)
 
