@@ -95,6 +95,7 @@ class FaultyProxy(_Server):
             return
         while self._fault is Fault.DROP:
             await asyncio.sleep(POLL)
+        _keep_alive(writer)
         there, back = await asyncio.open_connection(*self._target)
         line = _Line(writer, back)
         self._lines.add(line)
@@ -138,6 +139,14 @@ class FaultyProxy(_Server):
                 return
             line.client.write(data)
             await line.client.drain()
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """A client whose network is gone says no goodbye; its connection to the server must not stay for that."""
+    own = writer.get_extra_info("socket")
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3)):
+        own.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
