@@ -21,7 +21,7 @@ from leasedjob.controller.agenda import Agenda
 from leasedjob.controller.batch import Batcher
 from leasedjob.controller.cache import Cache, Entry, Key
 from leasedjob.controller.clock import DatabaseClock
-from leasedjob.controller.decide import Claim, Decision, DeletePod, Launch, decide, orphan, told
+from leasedjob.controller.decide import Action, Claim, Decision, DeletePod, Launch, decide, orphan, told
 from leasedjob.controller.events import EventReason
 from leasedjob.controller.facts import PodFacts
 from leasedjob.controller.kube import Kube, KubeError
@@ -325,12 +325,12 @@ class Engine:
     async def _rounds(self, entry: Entry) -> datetime | None:
         """Decide and act until nothing is left to do; when to look again."""
         await self._current(entry)
-        decision = Decision((), None)
+        decision, soon = Decision((), None), list[float]()
         for _ in range(ROUNDS):
             await self._state(entry)
             view = self._view(entry)
             decision = decide(view)
-            todo = [a for a in decision.actions if not self._just_done(entry, a)]
+            todo, soon = _open(entry, decision.actions, time.monotonic())
             if log.isEnabledFor(logging.DEBUG):
                 for action in todo:
                     log.debug("%s/%s: %s", entry.namespace, entry.name, told(action))
@@ -343,7 +343,8 @@ class Engine:
             if any(not isinstance(a, DeletePod) for a in others):
                 continue  # rows have changed: decide anew before anything starts
             await asyncio.gather(*(self._act(entry, view, a) for a in starts))
-        soon = [t for k, t in entry.handled.items() if k.startswith("again ")]
+        else:  # each round had something to do, and so may the next
+            soon = [time.monotonic() + 1.0]
         wake = decision.wake_at
         for wait in decision.waits:
             log.debug("%s/%s: %s", entry.namespace, entry.name, wait)
@@ -369,13 +370,6 @@ class Engine:
         if wanted := unknown | stale | entry.doubtful:
             await self.refresh(entry, sorted(wanted))
             entry.doubtful -= wanted
-
-    def _just_done(self, entry: Entry, action: object) -> bool:
-        """Whether this very action was taken a moment ago, and its effect hasn't been observed yet."""
-        now = time.monotonic()
-        if any(t <= now for t in entry.handled.values()):
-            entry.handled = {k: t for k, t in entry.handled.items() if t > now}
-        return _name(action) in entry.handled or f"again {_name(action)}" in entry.handled
 
     async def _act(self, entry: Entry, view: JobView, action: object) -> None:
         progress: Progress = await self.actor.act(entry, view, action)
@@ -473,6 +467,18 @@ def _is_uuid(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _open(entry: Entry, actions: Sequence[Action], now: float) -> tuple[list[Action], list[float]]:
+    """Which actions may be taken, and when those may that could not be done a moment ago (monotonic, seconds). What was
+    taken a moment ago, and whose effect hasn't been observed yet, is neither.
+
+    Only what is wanted now has a time: an action that waits may not be wanted any more when its time has come.
+    """
+    entry.handled = {k: t for k, t in entry.handled.items() if t > now}
+    again = [(a, entry.handled.get(f"again {_name(a)}")) for a in actions]
+    todo = [a for a, at in again if at is None and _name(a) not in entry.handled]
+    return todo, [at for _, at in again if at is not None]
 
 
 def _name(action: object) -> str:
