@@ -192,3 +192,16 @@ def test_what_is_asked_wrongly(bench: Bench, own: dict[str, str]) -> None:
     assert code == 0
     assert "Lost" in next(line for line in text.splitlines() if line.startswith("lost"))
     assert ask(bench, "cordon", "lost")[1] == "cluster/lost cordoned\n", "a cluster that can't be reached"
+
+    assert ask(bench, "forget-cluster", "nowhere", "--yes")[0] == 3
+    code, text = ask(bench, "forget-cluster", bench.cluster, "--yes")
+    assert code == 12
+    assert "the one that is asked" in text
+    cluster(bench, "alive", uid="y", last_seen_at=datetime.now(UTC) - timedelta(minutes=5))
+    code, text = ask(bench, "forget-cluster", "alive", "--yes")
+    assert code == 12
+    assert "cordoned instead" in text
+    code, text = ask(bench, "forget-cluster", "lost", "--yes", "--reason", "burnt down")
+    assert code == 0
+    assert text.endswith("cluster/lost forgotten, with its 0 LeasedJobs\n")
+    assert "lost" not in listed(bench)

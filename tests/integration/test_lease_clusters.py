@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from leasedjob.lease.clusters import Greeting, Identity, Standing
+from leasedjob.lease.clusters import ForgetAnswer, Greeting, Identity, Standing
 from leasedjob.lease.rows import Asked, BackfillStep, ClaimVerdict, Outcome
 from leasedjob.lease.store import OperatorStore, SidecarStore
 
@@ -217,3 +217,73 @@ async def test_what_is_known_of_clusters(store: OperatorStore, database: Databas
     (east, _) = await store.known_clusters()
     assert east.last_seen_at is not None
     assert east.db_now - east.last_seen_at > timedelta(minutes=3)
+
+
+# --- a cluster that is gone for good ---------------------------------------------------------------------------------
+SILENCE = timedelta(minutes=15)
+
+
+async def forget(store: OperatorStore, name: str = "east") -> ForgetAnswer:
+    return await store.forget_cluster(name, silence=SILENCE, reason="burnt down", asked=asked())
+
+
+async def test_a_cluster_that_is_gone_counts_no_more(
+    store: OperatorStore, sidecar: SidecarStore, database: Database, minute: datetime
+) -> None:
+    await greet(store, EAST)
+    await registered(store)
+    await registered(store, cluster="west")
+    run, token = await claimed(store, minute), uuid4()
+    assert run.id
+    assert run.owner_token
+    sidecar.adopt(run.id, run.owner_token, token, pod_uid="pod-1", pod_name="p")
+    said = await forget(store)
+    assert (said.known, said.forgotten, said.live) == (True, False, 1), "it was seen just now"
+    silent(database, "east", 15.1)
+    assert not (await forget(store)).forgotten, "it holds a run"
+    assert await store.registrations("east") != {}
+    database.age(run.id, 3600)
+
+    said = await forget(store)
+    assert (said.forgotten, said.jobs) == (True, 1)
+    assert await store.registrations("east") == {}
+    assert [c.name for c in await store.known_clusters()] == ["west"]
+    assert (await forget(store)).known is False
+    (line,) = database.rows("SELECT action, did, asked_by, why FROM leasedjob.audit WHERE cluster = 'east'")
+    assert tuple(line.values()) == ("Cordon", "Forgotten", "alice", "burnt down")
+    # What it held goes on elsewhere, as the run's next attempt.
+    again = await claim(store, request(minute), cluster="west")
+    assert (again.verdict, again.attempt) == (ClaimVerdict.CLAIMED, 2)
+
+
+async def test_a_cluster_of_an_older_version_is_forgotten_too(
+    store: OperatorStore, database: Database, minute: datetime
+) -> None:
+    await registered(store, cluster="old")
+    said = await forget(store, "old")
+    assert (said.forgotten, said.seen_ago, said.clusters) == (True, None, ["old"])
+    assert await store.registrations("old") == {}
+
+
+async def test_what_is_in_use_is_left_until_it_is_asked_again(store: OperatorStore, database: Database) -> None:
+    await greet(store, EAST)
+    await registered(store)
+    silent(database, "east", 60)
+    other = database.connect(autocommit=False)
+    other.execute("SELECT FROM leasedjob.job_code FOR UPDATE")
+    said = await forget(store)
+    assert (said.busy, said.forgotten) == (True, False)
+    other.rollback()
+    assert [c.jobs for c in await store.known_clusters()] == [1]
+    assert (await forget(store)).forgotten
+
+
+async def test_one_that_comes_back_begins_anew(store: OperatorStore, database: Database, minute: datetime) -> None:
+    await greet(store, EAST)
+    await registered(store)
+    silent(database, "east", 60)
+    assert (await forget(store)).forgotten
+    assert (await greet(store, EAST, new=False)).verdict is Standing.MINE
+    assert (await claim(store, request(minute))).verdict is ClaimVerdict.UNREGISTERED
+    await registered(store)
+    assert [c.jobs for c in await store.known_clusters()] == [1]

@@ -16,13 +16,14 @@ from leasedjob.controller.clusters import (
     ClusterRequest,
     answer_of,
     cordon_of,
+    forgotten,
     hindrance,
 )
 from leasedjob.controller.decide import Claim, End, Launch, RecordTicks, decide
 from leasedjob.controller.model import JobView, ManualRun
 from leasedjob.controller.settings import Settings, SettingsError
 from leasedjob.identity import JobSchedulerType
-from leasedjob.lease.clusters import CordonAnswer, Greeting, Identity, Standing
+from leasedjob.lease.clusters import CordonAnswer, ForgetAnswer, Greeting, Identity, Standing
 from leasedjob.lease.rows import JobSchedulerStatus
 
 OWN = Identity(cluster="east", uid="uid-1", release="system/lj")
@@ -162,6 +163,22 @@ def test_a_question_that_is_none_names_the_key(data: dict[str, str], key: str) -
 def test_the_answer_is_in_kubectls_words(action: ClusterAction, changed: bool, message: str) -> None:
     did = CordonAnswer(known=True, changed=changed, by_values=False, clusters=["east"])
     assert answer_of(ClusterRequest(action, "east", ""), did)["message"] == message
+
+
+def test_what_becomes_of_a_cluster_to_be_forgotten() -> None:
+    def told(**more: Any) -> tuple[str | None, str]:
+        plain = {"known": True, "forgotten": False, "busy": False, "seen_ago": None, "live": 0, "jobs": 2}
+        said_ = forgotten("west", ForgetAnswer(**{**plain, "clusters": ["east"], **more}))
+        return said_.get("error"), said_["message"]
+
+    assert told(forgotten=True) == (None, "forgotten, with its 2 LeasedJobs")
+    error, why = told(seen_ago=timedelta(minutes=14), live=3)
+    assert (error, "840 s ago" in why, "cordoned instead" in why) == ("Alive", True, True)
+    error, why = told(seen_ago=timedelta(minutes=15), live=3)
+    assert (error, "3 of its runs are held" in why) == ("RunsLive", True)
+    assert told(busy=True)[0] == "Busy"
+    error, why = told(known=False)
+    assert (error, "there are: east" in why) == ("NotFound", True)
 
 
 def test_what_can_not_be_done_is_an_error() -> None:

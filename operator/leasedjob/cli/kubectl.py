@@ -39,6 +39,7 @@ VERBS: Final = {
     "clusters": "List the clusters that share the database.",
     "cordon": "Let a cluster take no new runs.",
     "uncordon": "Let a cluster take runs again.",
+    "forget-cluster": "Forget a cluster that is gone for good.",
     "version": "Print the plugin's version.",
 }
 
@@ -52,7 +53,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"leasedjob.cli.{cmd_name}").command
+        command: click.Command = import_module(f"leasedjob.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -65,7 +65,7 @@ def repair(
     plan = says(_look(cluster, name, about))
     click.echo(printable(plan), err=True)
     if not yes:
-        _confirm(ctx)
+        confirm(ctx)
     spec = {**about, **({"reason": reason} if reason else {}), **({"force": True} if force else {})}
     run = request(cluster, name, action=action, **spec)
     run_name = run["metadata"]["name"]
@@ -112,7 +112,8 @@ def _somebody_is_there() -> bool:
     return sys.stdin.isatty()
 
 
-def _confirm(ctx: click.Context) -> None:
+def confirm(ctx: click.Context) -> None:
+    """Asks whether to go on. Raises UsageError where nobody is there, Failure where the answer is no."""
     if not _somebody_is_there():
         raise click.UsageError("nobody is there to be asked: --yes says yes", ctx)
     if not click.confirm("Go on?", err=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -20,7 +20,7 @@ from leasedjob import __version__
 from leasedjob.controller.kube import Kube, KubeError
 from leasedjob.controller.settings import Settings
 from leasedjob.identity import run_key_for
-from leasedjob.lease.clusters import CordonAnswer, Greeting, Identity, KnownCluster, Standing
+from leasedjob.lease.clusters import CordonAnswer, ForgetAnswer, Greeting, Identity, KnownCluster, Standing
 from leasedjob.lease.rows import Asked
 from leasedjob.lease.store import OperatorStore
 from leasedjob.protocol import ANSWER_KEY, LABEL_REQUEST, REQUEST_CLUSTERS
@@ -34,6 +34,7 @@ GREET_SECONDS: Final = 2.0
 ASKED_SECONDS: Final = 2.0
 BY_VALUES: Final = "the chart's value `cordoned`"
 TAKE_OVER: Final = "the chart's value `clusterTakeover`"
+FORGET_SILENCE: Final = timedelta(minutes=15)  # as long as a name is kept for a cluster that isn't seen
 
 
 class ClusterAction(StrEnum):
@@ -42,6 +43,7 @@ class ClusterAction(StrEnum):
     LIST = "List"
     CORDON = "Cordon"
     UNCORDON = "Uncordon"
+    FORGET = "Forget"
 
 
 async def identify(settings: Settings, kube: Kube) -> Identity:
@@ -159,14 +161,33 @@ def answer_of(request: ClusterRequest, did: CordonAnswer) -> dict[str, Any]:
     """What whoever asked for a cordon, or its end, is told."""
     name = request.cluster
     if not did.known:
-        known = ", ".join(did.clusters) or "none"
-        return {"error": "NotFound", "message": f"no cluster {name!r} has worked on this database; there are: {known}"}
+        return _unknown(name, did.clusters)
     cordons = request.action is ClusterAction.CORDON
     if not cordons and did.by_values:
         message = f"cluster {name!r} is cordoned by {BY_VALUES}, which only its release's values can end"
         return {"error": "CordonedByValues", "message": message, "changed": did.changed}
     word = "cordoned" if cordons else "uncordoned"
     return {"cluster": name, "changed": did.changed, "message": word if did.changed else f"already {word}"}
+
+
+def forgotten(name: str, did: ForgetAnswer) -> dict[str, Any]:
+    """What whoever asked to forget a cluster is told."""
+    if not did.known:
+        return _unknown(name, did.clusters)
+    if did.forgotten:
+        return {"cluster": name, "changed": True, "message": f"forgotten, with its {did.jobs} LeasedJobs"}
+    if did.seen_ago is not None and did.seen_ago < FORGET_SILENCE:
+        why = f"it asked the database {_ago(did.seen_ago)} ago; one that works, or may soon again, is cordoned instead"
+        return {"error": "Alive", "message": f"cluster {name!r} is not forgotten: {why}"}
+    if did.live:
+        why = f"{did.live} of its runs are held; they, or their leases, end first"
+        return {"error": "RunsLive", "message": f"cluster {name!r} is not forgotten: {why}"}
+    return {"error": "Busy", "message": f"cluster {name!r} is not forgotten yet: its rows are in use; ask again"}
+
+
+def _unknown(name: str, clusters: Collection[str]) -> dict[str, Any]:
+    known = ", ".join(clusters) or "none"
+    return {"error": "NotFound", "message": f"no cluster {name!r} has worked on this database; there are: {known}"}
 
 
 def listed(cluster: KnownCluster, own: str) -> dict[str, Any]:
@@ -233,6 +254,13 @@ class Doorkeeper:
             request=meta["uid"],
             why=request.reason,
         )
+        if request.action is ClusterAction.FORGET:
+            if request.cluster == own:
+                return {"error": "Alive", "message": f"cluster {own!r} is the one that is asked: it is not forgotten"}
+            gone = await self._store.forget_cluster(
+                request.cluster, silence=FORGET_SILENCE, reason=request.reason, asked=asked
+            )
+            return forgotten(request.cluster, gone)
         did = await self._store.cordon_cluster(
             request.cluster, request.action is ClusterAction.CORDON, reason=request.reason, asked=asked
         )

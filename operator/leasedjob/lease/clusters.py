@@ -101,3 +101,26 @@ class CordonAnswer:
     changed: bool
     by_values: bool
     clusters: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetAnswer:
+    """What became of a request to forget a cluster.
+
+    Args:
+        known: there is such a cluster.
+        forgotten: by this request.
+        busy: rows of it are locked by somebody; ask again.
+        seen_ago: how long ago it was seen; None: never, its operators were too old to say anything.
+        live: runs that it holds.
+        jobs: LeasedJobs that it had registered.
+        clusters: the names that there are.
+    """
+
+    known: bool
+    forgotten: bool
+    busy: bool
+    seen_ago: timedelta | None
+    live: int
+    jobs: int
+    clusters: list[str]

@@ -217,6 +217,10 @@ SELECT * FROM leasedjob.greet_cluster(%(cluster)s, %(uid)s, %(release)s, %(versi
 -- A cluster takes no new runs, or takes them again.
 SELECT * FROM leasedjob.cordon_cluster(%(cluster)s, %(cordon)s, %(reason)s, %(audit)s::jsonb);
 
+-- name: forget_cluster
+-- A cluster that is gone for good counts no more.
+SELECT * FROM leasedjob.forget_cluster(%(cluster)s, %(silence)s, %(reason)s, %(audit)s::jsonb);
+
 -- name: known_clusters
 -- The clusters that have worked on this database, and how much each has.
 SELECT n.name, coalesce(c.uid, '') AS uid, coalesce(c.release, '') AS release, coalesce(c.version, '') AS version,

@@ -24,7 +24,7 @@ from psycopg.rows import DictRow, args_row, dict_row
 from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, SchemaMissingError
 from leasedjob.identity import JobSchedulerType, RunIdentity
 from leasedjob.lease import jsonsafe
-from leasedjob.lease.clusters import CordonAnswer, Greeting, Identity, KnownCluster, Standing
+from leasedjob.lease.clusters import CordonAnswer, ForgetAnswer, Greeting, Identity, KnownCluster, Standing
 from leasedjob.lease.database import Connections, FaultKind, translated, within
 from leasedjob.lease.holder import SidecarStore as SidecarStore
 from leasedjob.lease.rows import (
@@ -514,6 +514,18 @@ class OperatorStore:
             "cordon_cluster", cluster=name, cordon=cordon, reason=jsonsafe.text(reason), audit=audit
         )
         return CordonAnswer(**row)
+
+    async def forget_cluster(self, name: str, *, silence: timedelta, reason: str, asked: Asked) -> ForgetAnswer:
+        """A cluster that is gone for good counts no more, neither by its schedules nor by its policy; as if its objects
+        had been deleted.
+
+        Args:
+            silence: for how long it must not have been seen.
+        """
+        (row,) = await self._rows(
+            "forget_cluster", cluster=name, silence=silence, reason=jsonsafe.text(reason), audit=_audit_json(asked)
+        )
+        return ForgetAnswer(**row)
 
     async def known_clusters(self) -> list[KnownCluster]:
         """The clusters that have worked on this database, by name."""
