@@ -106,7 +106,7 @@ docs-serve: $(VENV) ## Show the documentation on http://127.0.0.1:8000, built an
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 unit: $(VENV) ## Tests that need nothing but Python
-	@$(BIN)/pytest -q -rs $(wildcard tests/unit tests/properties tests/contract) -n 2 $(PYTEST)
+	@$(BIN)/pytest -q -rs $(wildcard tests/unit tests/properties tests/contract) -n 2 -m "not soak" $(PYTEST)
 
 integration: $(VENV) ## Tests on a real PostgreSQL, and on a real API server without nodes
 	@BIN=$(BIN) WORKERS=$(WORKERS) PYTEST="$(PYTEST)" scripts/integration.sh
