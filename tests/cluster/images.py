@@ -115,7 +115,7 @@ def base_archive(cache: Cache, progress: Progress) -> Path:
 # --- the project's own -----------------------------------------------------------------------------------------------
 TARGETS = ("operator", "sidecar", "postgresql")  # of the Dockerfile
 POSTGRESQL_TAG = "18"  # the chart's default: a new operator image leaves the database running
-_SOURCES = (
+SOURCES = (
     "Dockerfile",
     ".dockerignore",
     "LICENSE",
@@ -132,7 +132,7 @@ BUILD_SECONDS = 900
 
 def project_tag(base: str) -> str:
     """The tag of the images of this working tree: changes with what is in them."""
-    return digest([REPOSITORY / name for name in _SOURCES], base)
+    return digest([REPOSITORY / name for name in SOURCES], base)
 
 
 def _content(image: Image, base: str) -> str:
@@ -201,7 +201,7 @@ def _context(sources: Path, wheels_folder: Path) -> Iterator[Path]:
     """A build context with the sources and the wheels; the folder of the sources itself stays as it is."""
     with tempfile.TemporaryDirectory(prefix="leasedjob-context-") as temporary:
         context = Path(temporary)
-        for name in _SOURCES:
+        for name in SOURCES:
             source = sources / name
             if source.is_dir():
                 shutil.copytree(source, context / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -231,7 +231,7 @@ def project_archives(cache: Cache, progress: Progress, env: Mapping[str, str] = 
 def release_archives(name: str, sources: Path, cache: Cache, progress: Progress) -> dict[Image, Path]:
     """The operator's and the sidecar's image of another release, from its sources; `name` is their tag."""
     base_archive(cache, progress)
-    key = f"{name}-{digest([sources / part for part in _SOURCES], base_key())}"
+    key = f"{name}-{digest([sources / part for part in SOURCES], base_key())}"
     images = [image for image in project_images(name) if image.target != "postgresql"]
     target = {image: cache.images / f"release-{image.target}-{key}.tar" for image in images}
     with (cache.root / "images.lock").open("w") as lock:

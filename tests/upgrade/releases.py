@@ -12,23 +12,14 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster import images
 from tests.cluster.layout import REPOSITORY
 from tests.cluster.progress import ClusterError
 
 FOLDER = Path(__file__).resolve().parent / "releases"
 CHART = "charts/leasedjob"
 # What the images are built from; the chart comes with them.
-PATHS = (
-    "Dockerfile",
-    ".dockerignore",
-    "LICENSE",
-    "README.md",
-    "images",
-    "operator",
-    "pyproject.toml",
-    "requirements",
-    CHART,
-)
+PATHS = (*images.SOURCES, CHART)
 _NAME = re.compile(r"(\d+\.\d+\.\d+)-(\d{4})\.tar\.xz")
 _MIGRATION = re.compile(r"operator/leasedjob/lease/migrations/(\d{4})_[a-z0-9_]+\.sql")
 
