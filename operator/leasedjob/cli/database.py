@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +54,23 @@ def credentials(arguments: argparse.Namespace) -> Credentials:
     if arguments.database_dir is not None:
         return Credentials.from_directory(arguments.database_dir)
     return Credentials(Path(DEFAULT_DIRECTORY), advice=f"${ENV_URL} or --database-url names another database")
+
+
+def carried_out(verb: str, work: Callable[[], object]) -> Exit:
+    """Does the work; what goes wrong is a line on stderr and the exit code."""
+    import psycopg
+
+    from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError
+
+    try:
+        work()
+    except (DatabaseUnavailableError, DatabaseRefusedError) as error:
+        complain(verb, error)
+        return Exit.DATABASE
+    except (LeasedJobError, psycopg.Error) as error:
+        complain(verb, error)
+        return Exit.FAILED
+    return Exit.DONE
 
 
 def complain(verb: str, message: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from leasedjob.cli.database import Exit, add_database_flags, complain, credentials
+from leasedjob.cli.database import add_database_flags, carried_out, credentials
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,22 +25,15 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def moved(arguments: argparse.Namespace) -> int:
     """Carries the verb out; what it did goes to stdout, what went wrong to stderr."""
-    import psycopg
+    return carried_out("moved", lambda: _moved(arguments))
 
-    from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError
+
+def _moved(arguments: argparse.Namespace) -> None:
     from leasedjob.lease import migrate
     from leasedjob.lease.database import connect_sync
     from leasedjob.lease.restore import after_move
 
-    try:
-        with connect_sync(credentials(arguments), application_name="leasedjob-moved") as connection:
-            migrate.check(connection)
-            roles = after_move(connection)
-    except (DatabaseUnavailableError, DatabaseRefusedError) as error:
-        complain("moved", error)
-        return Exit.DATABASE
-    except (LeasedJobError, psycopg.Error) as error:
-        complain("moved", error)
-        return Exit.FAILED
+    with connect_sync(credentials(arguments), application_name="leasedjob-moved") as connection:
+        migrate.check(connection)
+        roles = after_move(connection)
     print(f"{len(roles)} roles of namespaces are not on this server; the operator makes new ones")
-    return Exit.DONE

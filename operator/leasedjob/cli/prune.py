@@ -7,7 +7,7 @@ import re
 from datetime import timedelta
 from typing import Final
 
-from leasedjob.cli.database import Exit, add_database_flags, complain, credentials
+from leasedjob.cli.database import add_database_flags, carried_out, credentials
 
 KEEP_LAST: Final = 10  # leasedjob.lease.retention's, which would import psycopg
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -43,27 +43,20 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def prune(arguments: argparse.Namespace) -> int:
     """Carries the verb out; what it did goes to stdout, what went wrong to stderr."""
-    import psycopg
+    return carried_out("prune", lambda: _prune(arguments))
 
-    from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError
+
+def _prune(arguments: argparse.Namespace) -> None:
     from leasedjob.lease.service import SyncJobSchedulerService
 
-    try:
-        jobs = SyncJobSchedulerService(credentials(arguments))
-        done = jobs.prune(arguments.older_than, keep_last=arguments.keep_last, dry_run=arguments.dry_run)
-        ledger = jobs.prune_ledger(arguments.older_than, dry_run=arguments.dry_run)
-    except (DatabaseUnavailableError, DatabaseRefusedError) as error:
-        complain("prune", error)
-        return Exit.DATABASE
-    except (LeasedJobError, psycopg.Error) as error:
-        complain("prune", error)
-        return Exit.FAILED
+    jobs = SyncJobSchedulerService(credentials(arguments))
+    done = jobs.prune(arguments.older_than, keep_last=arguments.keep_last, dry_run=arguments.dry_run)
+    ledger = jobs.prune_ledger(arguments.older_than, dry_run=arguments.dry_run)
     verb = "would delete" if arguments.dry_run else "deleted"
     for item in done:
         print(f"{item.code}: {verb} {item.rows} up to {item.through:%Y-%m-%dT%H:%M:%SZ}")
     print(f"{verb} {sum(item.rows for item in done)} runs of {len(done)} codes")
     print(f"{verb} {ledger} records of ticks that did not run")
-    return Exit.DONE
 
 
 def _age(text: str) -> timedelta:

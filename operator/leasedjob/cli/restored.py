@@ -7,7 +7,7 @@ import re
 from datetime import datetime, timedelta
 from typing import Final
 
-from leasedjob.cli.database import Exit, add_database_flags, complain, credentials
+from leasedjob.cli.database import add_database_flags, carried_out, credentials
 
 LONGEST_LEASE: Final = 900  # leasedjob.lease.restore's, which would import psycopg
 
@@ -55,31 +55,25 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def restored(arguments: argparse.Namespace) -> int:
     """Carries the verb out; what it did goes to stdout, what went wrong to stderr."""
-    import psycopg
+    return carried_out("restored", lambda: _restored(arguments))
 
-    from leasedjob.errors import DatabaseRefusedError, DatabaseUnavailableError, LeasedJobError
+
+def _restored(arguments: argparse.Namespace) -> None:
     from leasedjob.lease import migrate
     from leasedjob.lease.database import connect_sync
     from leasedjob.lease.restore import after_restore
 
-    try:
-        with connect_sync(credentials(arguments), application_name="leasedjob-restored") as connection:
-            # A backup of an earlier version lacks what this needs.
-            migrate.check(connection)
-            done = after_restore(
-                connection,
-                as_of=arguments.as_of,
-                longest_lease=timedelta(seconds=arguments.longest_lease),
-                token_above=arguments.token_above,
-                dry_run=arguments.dry_run,
-                force=arguments.force,
-            )
-    except (DatabaseUnavailableError, DatabaseRefusedError) as error:
-        complain("restored", error)
-        return Exit.DATABASE
-    except (LeasedJobError, psycopg.Error) as error:
-        complain("restored", error)
-        return Exit.FAILED
+    with connect_sync(credentials(arguments), application_name="leasedjob-restored") as connection:
+        # A backup of an earlier version lacks what this needs.
+        migrate.check(connection)
+        done = after_restore(
+            connection,
+            as_of=arguments.as_of,
+            longest_lease=timedelta(seconds=arguments.longest_lease),
+            token_above=arguments.token_above,
+            dry_run=arguments.dry_run,
+            force=arguments.force,
+        )
     print("nothing was changed; it would be so:" if arguments.dry_run else "the database counts as restored:")
     print(
         f"  ticks up to {_at(done.as_of)} of {done.codes} LeasedJobs don't run any more unless somebody asks for them"
@@ -94,7 +88,6 @@ def restored(arguments: argparse.Namespace) -> int:
         print(f"  {done.backfills} backfills end where they are")
     if done.roles:
         print(f"  {len(done.roles)} roles of namespaces are not on this server; the operator makes new ones")
-    return Exit.DONE
 
 
 def _at(when: datetime) -> str:
