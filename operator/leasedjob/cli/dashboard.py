@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from leasedjob.cli.exits import Exit, Failure
-from leasedjob.cli.options import chosen_namespace, cluster_options, complete_jobs, target
+from leasedjob.cli.options import chosen_namespace, cluster_options, complete_jobs, operator_namespace_option, target
 
 if TYPE_CHECKING:
     from leasedjob.cli.cluster import Cluster
@@ -29,11 +29,7 @@ FIRST_SECONDS: Final = 20.0
 @click.argument("name", required=False, shell_complete=complete_jobs)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Of this machine; default: any.")
 @click.option("--no-browser", is_flag=True, help="Print the URL and open nothing.")
-@click.option(
-    "--operator-namespace",
-    metavar="NAME",
-    help="Where the operator is; default: the namespace of -n if it is there, else wherever it is found.",
-)
+@operator_namespace_option
 @click.option("--pod", metavar="NAME", help="Which of the operator's Pods; default: any that runs.")
 @cluster_options
 @click.pass_context

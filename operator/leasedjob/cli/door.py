@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from leasedjob.cli.exits import Exit, Failure
+from leasedjob.cli.options import operator_namespace_option
 from leasedjob.protocol import ANSWER_KEY, LABEL_REQUEST, REQUEST_CLUSTERS
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ def operator_options(function: F) -> F:
             metavar="SECONDS",
             help=f"How long the operator's answer is waited for; default: {ANSWER_SECONDS:g}.",
         ),
-        click.option(
-            "--operator-namespace",
-            metavar="NAME",
-            help="Where the operator is; default: the namespace of -n if it is there, else wherever it is found.",
-        ),
+        operator_namespace_option,
     ):
         function = add(function)
     return function

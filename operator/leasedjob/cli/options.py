@@ -51,6 +51,16 @@ def cluster_options(function: F) -> F:
     return function
 
 
+def operator_namespace_option(function: F) -> F:
+    """Adds --operator-namespace, for verbs that need the operator itself."""
+    option = click.option(
+        "--operator-namespace",
+        metavar="NAME",
+        help="Where the operator is; default: the namespace of -n if it is there, else wherever it is found.",
+    )
+    return option(function)
+
+
 def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is not None:
         _chosen(ctx)[str(param.name)] = value
