@@ -27,6 +27,7 @@ from tests.cluster.release import SECRET as DATABASE_SECRET
 from tests.cluster.release import secret as database_secret
 from tests.cluster.source import Cluster
 from tests.e2e.kube import Helm, Kubectl
+from tests.e2e.marks import shared_folder
 from tests.e2e.private import PREFIX
 
 CLUSTER = os.environ.get("LEASEDJOB_TEST_CLUSTER", "test")
@@ -222,12 +223,7 @@ def marks(cluster: Cluster, tmp_path: Path) -> Path:
     """A folder of this machine that the workload's containers write to (tests/e2e/marks.py)."""
     if cluster.node is None:
         pytest.skip("Pods can share a folder with the test only in the one-node cluster")
-    folder = tmp_path / "marks"
-    folder.mkdir()
-    folder.chmod(0o777)
-    for parent in folder.parents[:3]:
-        parent.chmod(0o755)
-    return folder
+    return shared_folder(tmp_path)
 
 
 @pytest.fixture

@@ -46,6 +46,16 @@ DEAF = (
 )
 
 
+def shared_folder(top: Path) -> Path:
+    """A folder below `top` that workloads write to, whoever they run as."""
+    folder = top / "marks"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for parent in folder.parents[:3]:
+        parent.chmod(0o755)
+    return folder
+
+
 def ends_with(code: int = 0, *, needs: float = 0) -> str:
     """Runs until somebody writes the file `finish` (then it exits 0) or SIGTERM comes: then it goes on for `needs`
     seconds, counted from the first SIGTERM, and exits with `code`."""

@@ -29,7 +29,7 @@ from tests.cluster.release import RELEASE, SYSTEM
 from tests.e2e.conftest import Measured
 from tests.e2e.jobs import run_of
 from tests.e2e.kube import Json, Kubectl
-from tests.e2e.marks import PRELUDE, ends_with, finish, marked_job, own, read, said
+from tests.e2e.marks import PRELUDE, ends_with, finish, marked_job, own, read, said, shared_folder
 from tests.e2e.test_kubectl_plugin import with_plugin_on_path
 from tests.e2e.test_node import RETURNING, is_ready, node_ready
 from tests.e2e.test_path import phase, rows, succeeded
@@ -134,12 +134,7 @@ def sides(twins: Pair) -> Iterator[tuple[Side, Side]]:
 @pytest.fixture
 def marks(tmp_path: Path) -> Path:
     """A folder of this machine that workloads of both clusters write to."""
-    folder = tmp_path / "marks"
-    folder.mkdir()
-    folder.chmod(0o777)
-    for parent in folder.parents[:3]:
-        parent.chmod(0o755)
-    return folder
+    return shared_folder(tmp_path)
 
 
 def everywhere(sides: tuple[Side, Side], *jobs: Json) -> None:
